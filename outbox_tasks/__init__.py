@@ -1,0 +1,19 @@
+"""Transactional outbox for PostgreSQL and Kafka, built from Celery tasks."""
+
+from typing import TYPE_CHECKING, Any
+
+from outbox_tasks.append import EventId, NewEvent, append, append_all
+
+if TYPE_CHECKING:
+    from outbox_tasks.embed import setup
+
+__all__ = ["EventId", "NewEvent", "append", "append_all", "setup"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `setup`, and Celery with it, only where it is used: writers of events need neither."""
+    if name == "setup":
+        from outbox_tasks.embed import setup  # noqa: PLC0415
+
+        return setup
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Sends records to Kafka: the seam, what stands behind it, and what its errors mean."""

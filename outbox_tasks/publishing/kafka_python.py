@@ -1,0 +1,202 @@
+"""The publisher on kafka-python: idempotent, acknowledged by all, thrown away after any failure."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from kafka import KafkaAdminClient, KafkaProducer
+from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.errors import KafkaError, KafkaTimeoutError, UnknownTopicOrPartitionError, for_code
+
+from outbox_tasks.deadline import Clock, Deadline
+from outbox_tasks.errors import BrokerUnavailableError, MisconfiguredError, TopicMissingError
+from outbox_tasks.publishing.publisher import Limits, NotSentError, Record, Sent, Stopping, TopicFacts
+from outbox_tasks.publishing.verdicts import Verdict, describe, verdict_of
+from outbox_tasks.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_LOOK_UP_SECONDS = 0.1
+"""How often a wait for acknowledgements looks up to see whether it shall stop."""
+
+_LINGER_MILLISECONDS = 5
+
+_JOIN_SECONDS = 1.0
+
+Facts = TopicFacts | BaseException
+
+
+class KafkaPythonPublisher:
+    """A `Publisher` on `kafka.KafkaProducer`. Made in the child that uses it; not shared between threads."""
+
+    def __init__(self, settings: Settings, *, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._config = producer_config(settings)
+        self._producer: KafkaProducer | None = None
+        self._facts: dict[str, TopicFacts] = {}
+        self._facts_end = Deadline.after(0, clock=clock)
+
+    @property
+    def limits(self) -> Limits:
+        config = self._config
+        return Limits(
+            max_request_bytes=int(config["max_request_size"]), compressed=config["compression_type"] is not None
+        )
+
+    def open(self) -> None:
+        if self._producer is None:
+            self._producer = self._connect(KafkaProducer, self._config)
+
+    def facts(self, topics: Collection[str]) -> Mapping[str, Facts]:
+        if self._facts_end.passed:
+            self._facts.clear()
+            self._facts_end = Deadline.after(self._settings.topic_facts_seconds, clock=self._clock)
+        found = self._ask(sorted(set(topics) - self._facts.keys()))
+        self._facts |= {topic: facts for topic, facts in found.items() if isinstance(facts, TopicFacts)}
+        return self._facts | found
+
+    def send(self, records: Sequence[Record], *, deadline: Deadline, stopping: Stopping) -> Sent:
+        self.open()
+        futures = self._hand_over(records)
+        return [_outcome(future, deadline, stopping) for future in futures]
+
+    def discard(self) -> None:
+        producer, self._producer = self._producer, None
+        self._facts.clear()
+        if producer is not None:
+            _force_close(producer)
+
+    def close(self) -> None:
+        self.discard()
+
+    def _hand_over(self, records: Sequence[Record]) -> list[Any]:
+        """Give records to the client; once one of a key is not taken, no later one of that key is given."""
+        assert self._producer is not None
+        futures: list[Any] = []
+        stopped: set[tuple[str, bytes | None]] = set()
+        for record in records:
+            place = (record.topic, record.key)
+            handed = NotSentError("a record before it failed") if place in stopped else _hand(self._producer, record)
+            futures.append(handed)
+            if isinstance(handed, BaseException):
+                if verdict_of(handed) is not Verdict.REFUSED and not isinstance(handed, NotSentError):
+                    return futures + [NotSentError("the client took no more")] * (len(records) - len(futures))
+                stopped.add(place)
+        return futures
+
+    def _ask(self, topics: Sequence[str]) -> dict[str, Facts]:
+        if not topics:
+            return {}
+        admin = self._connect(KafkaAdminClient, client_config(self._settings, of=KafkaAdminClient))
+        try:
+            described = admin.describe_topics(list(topics))
+            limits = _limits(admin, topics)
+        except KafkaError as error:
+            raise BrokerUnavailableError(f"brokers did not describe topics: {describe(error)}") from error
+        finally:
+            admin.close()
+        return {topic["name"]: _facts_of(topic, limits.get(topic["name"], {})) for topic in described}
+
+    def _connect(self, client: type[Any], config: dict[str, Any]) -> Any:
+        try:
+            return client(**config)
+        except (KafkaError, OSError, ValueError, RuntimeError, TypeError) as error:
+            self.discard()
+            where = f"{self._settings.bootstrap_servers}: {describe(error)}"
+            if isinstance(error, KafkaError | OSError) and verdict_of(error) is not Verdict.UNAUTHORIZED:
+                raise BrokerUnavailableError(f"no broker answers at {where}") from error
+            raise MisconfiguredError(f"Kafka will not have this client at {where}") from error
+
+
+def client_config(settings: Settings, *, of: type[Any]) -> dict[str, Any]:
+    """Return the settings of a client class: its address and times, and of `outbox_kafka` what it knows."""
+    milliseconds = round(settings.probe_seconds * 1000)
+    theirs = {name: value for name, value in settings.kafka.items() if name in of.DEFAULT_CONFIG}
+    return {"request_timeout_ms": milliseconds, "reconnect_backoff_max_ms": 1000} | theirs | {
+        "bootstrap_servers": [server.strip() for server in settings.bootstrap_servers.split(",")],
+        "client_id": settings.client_id,
+        "bootstrap_timeout_ms": milliseconds,
+    }  # fmt: skip
+
+
+def producer_config(settings: Settings) -> dict[str, Any]:
+    """Return the producer's settings. What the guarantees rest on comes last and cannot be changed."""
+    defaults = {name: KafkaProducer.DEFAULT_CONFIG[name] for name in ("max_request_size", "compression_type")}
+    ours = {"linger_ms": _LINGER_MILLISECONDS, "batch_size": 131_072, "allow_auto_create_topics": False}
+    base = defaults | ours | {"metrics_enabled": False} | client_config(settings, of=KafkaProducer) | settings.kafka
+    delivery = round(settings.delivery_seconds * 1000)
+    return base | {
+        "acks": "all",
+        "enable_idempotence": True,
+        "delivery_timeout_ms": delivery,
+        # Half of it, so that a request without an answer is sent once more before its records are given up.
+        "request_timeout_ms": max(1, (delivery - int(base["linger_ms"])) // 2),
+        "max_block_ms": round(settings.probe_seconds * 1000),
+    }
+
+
+def _hand(producer: KafkaProducer, record: Record) -> Any:
+    """Return the client's future, or the error with which it does not take the record."""
+    try:
+        future = producer.send(record.topic, value=record.value, key=record.key, headers=record.headers)
+    except (KafkaError, TypeError, ValueError, AssertionError) as error:
+        return error
+    # Any failure stops the client at once, from its own thread, before it drains what comes later: else, with
+    # another producer epoch, later records of the key could pass the failed one.
+    return future.add_errback(_stop, producer)
+
+
+def _stop(producer: KafkaProducer, _error: BaseException) -> None:
+    producer._sender.force_close()  # noqa: SLF001 - close() flushes first, which waits for what cannot come
+
+
+def _outcome(future: Any, deadline: Deadline, stopping: Stopping) -> BaseException | None:
+    """Wait for one acknowledgement; returns None for it, else what came instead."""
+    if isinstance(future, BaseException):
+        return future
+    while not future.is_done:
+        if deadline.passed:
+            return NotSentError("not acknowledged in time")
+        if stopping():
+            return NotSentError("asked to stop before it was acknowledged")
+        with suppress(KafkaTimeoutError):
+            future.get(timeout=min(_LOOK_UP_SECONDS, deadline.left()))
+    error: BaseException | None = future.exception
+    return error
+
+
+def _force_close(producer: KafkaProducer) -> None:
+    """Close without waiting for what is in flight: it may land, and then is a duplicate of what is sent again."""
+    producer._sender.force_close()  # noqa: SLF001 - see _stop
+    producer._sender.join(_JOIN_SECONDS)  # noqa: SLF001
+    with suppress(KafkaError):  # of records nobody waits for any more
+        producer.close(timeout=0)
+
+
+def _limits(admin: KafkaAdminClient, topics: Sequence[str]) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    """Return the settings of topics, or nothing where the broker does not tell: then it alone judges records."""
+    names = {"max.message.bytes": None, "cleanup.policy": None}
+    resources = [ConfigResource(ConfigResourceType.TOPIC, topic, configs=names) for topic in topics]
+    try:
+        limits: Mapping[str, Any] = admin.describe_configs(resources, config_filter="all")["topic"]
+    except KafkaError as error:
+        log.info("the brokers do not tell the limits of %s: %s", ", ".join(topics), describe(error))
+        return {}
+    return limits
+
+
+def _facts_of(topic: Mapping[str, Any], limits: Mapping[str, Mapping[str, Any]]) -> Facts:
+    code = topic["error_code"]
+    if code == UnknownTopicOrPartitionError.errno:
+        return TopicMissingError(topic["name"])
+    if code:
+        error: BaseException = for_code(code)(f"topic {topic['name']!r}")
+        return error
+    policy, size = limits.get("cleanup.policy"), limits.get("max.message.bytes")
+    return TopicFacts(
+        partitions=len(topic["partitions"]),
+        max_message_bytes=None if size is None else int(size["value"]),
+        compacted=None if policy is None else "compact" in policy["value"],
+    )

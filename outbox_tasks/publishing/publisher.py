@@ -1,0 +1,85 @@
+"""The seam to Kafka: what a publisher takes, gives back and promises."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from outbox_tasks.deadline import Deadline
+
+Stopping = Callable[[], bool]
+"""Whether the process has been asked to stop."""
+
+
+class Record(NamedTuple):
+    """What goes to Kafka. Bytes as they are; `key` None lets Kafka choose a partition, `value` None is a tombstone."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+    @property
+    def size(self) -> int:
+        """Bytes of key, value and headers together."""
+        headers = sum(len(name.encode()) + len(value) for name, value in self.headers)
+        return len(self.key or b"") + len(self.value or b"") + headers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicFacts:
+    """What is known of a topic; None where the broker does not tell."""
+
+    partitions: int
+    max_message_bytes: int | None = None
+    compacted: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a producer sends at all: the largest record in bytes, and whether it compresses."""
+
+    max_request_bytes: int
+    compressed: bool
+
+
+class NotSentError(Exception):
+    """A record was left alone: one before it, of the same key, failed, or time ran out."""
+
+
+Sent = list[BaseException | None]
+"""One entry a record, in the order given: None for acknowledged by all in-sync replicas, else why it is not."""
+
+
+class Publisher(Protocol):
+    """Sends records in order, gapless per key: once one fails, no later one of its partition is sent.
+
+    After any failure a publisher may be of no more use: `discard` it, the next call starts afresh.
+    """
+
+    @property
+    def limits(self) -> Limits:
+        """What this publisher sends at all."""
+
+    def open(self) -> None:
+        """Be ready to send.
+
+        Raises:
+            BrokerUnavailableError: no broker answered within the probe time.
+            MisconfiguredError: it answered, but will not have us.
+        """
+
+    def facts(self, topics: Collection[str]) -> Mapping[str, TopicFacts | BaseException]:
+        """Tell what is known of each topic, or what is wrong with it.
+
+        Raises:
+            BrokerUnavailableError: no broker answered.
+        """
+
+    def send(self, records: Sequence[Record], *, deadline: Deadline, stopping: Stopping) -> Sent:
+        """Send records and wait for their acknowledgement, until the deadline or until asked to stop."""
+
+    def discard(self) -> None:
+        """Throw the connection to Kafka away, without waiting for anything in flight; `open` makes a new one."""
+
+    def close(self) -> None:
+        """Give everything back."""

@@ -1,0 +1,1 @@
+"""The loops: dispatch, retry, flush. Plain functions; Celery is nowhere here."""

@@ -1,0 +1,128 @@
+"""What a process keeps between tasks: connections, publishers, and whether it has been asked to stop."""
+
+import logging
+import mmap
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import psycopg
+
+from outbox_tasks.ports import Ports
+from outbox_tasks.publishing.kafka_python import KafkaPythonPublisher
+from outbox_tasks.publishing.publisher import Publisher
+from outbox_tasks.settings import Settings
+from outbox_tasks.store import leases
+from outbox_tasks.store.connection import Connection, connect
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+
+class StopFlag:
+    """A flag the worker's main process sets and its forked children see: one byte of shared memory, no lock."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 1)
+
+    def __call__(self) -> bool:
+        """Say whether runs shall end."""
+        return self._memory[0] != 0
+
+    def set(self) -> None:
+        """Ask every run to end."""
+        self._memory[0] = 1
+
+    def clear(self) -> None:
+        """Let runs go on."""
+        self._memory[0] = 0
+
+
+class Runtime:
+    """One thread's connection to PostgreSQL and to Kafka: opened when first needed, opened again when lost."""
+
+    def __init__(self, settings: Settings, *, stopping: StopFlag) -> None:
+        self._settings = settings
+        self._stopping = stopping
+        self._connection: Connection | None = None
+        self._publisher: Publisher = KafkaPythonPublisher(settings, clock=time.monotonic)
+        self._abandoned: set[str] = set()
+
+    def run(self, loop: Callable[[Ports], R], *, owner: str) -> R:
+        """Run a loop. Whatever breaks it, what it had leased is free as soon as the database can be reached."""
+        try:
+            return loop(self._ports(owner))
+        except BaseException:
+            self._abandoned.add(owner)
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close what is open; the next run opens it again."""
+        self._publisher.discard()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _ports(self, owner: str) -> Ports:
+        return Ports(
+            connection=self._open_connection(),
+            publisher=self._publisher,
+            settings=self._settings,
+            owner=owner,
+            stopping=self._stopping,
+        )
+
+    def _open_connection(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._settings)
+        while self._abandoned:
+            leases.expire(self._connection, owner=next(iter(self._abandoned)))
+            self._abandoned.pop()
+        return self._connection
+
+
+class Runtimes:
+    """The runtimes of a process, one a thread."""
+
+    def __init__(self, settings: Settings, *, stopping: StopFlag) -> None:
+        self._settings = settings
+        self._stopping = stopping
+        self._local = threading.local()
+        self._all: list[Runtime] = []
+
+    def here(self) -> Runtime:
+        """Return this thread's runtime."""
+        runtime: Runtime | None = getattr(self._local, "runtime", None)
+        if runtime is None:
+            runtime = self._local.runtime = Runtime(self._settings, stopping=self._stopping)
+            self._all.append(runtime)
+        return runtime
+
+    def close(self) -> None:
+        """Close every runtime; called when no task runs any more."""
+        for runtime in self._all:
+            runtime.close()
+
+
+RESCUE_SECONDS = 2
+"""How long the worker's main process spends at most on each step of freeing a dead child's leases."""
+
+
+def free_leases_of(owner: str, settings: Settings) -> int:
+    """Free what a run that died had leased, over a connection of its own; returns how many leases there were.
+
+    Raises:
+        psycopg.OperationalError: the database could not be reached in time; the leases end by themselves.
+    """
+    options = f"-c statement_timeout={RESCUE_SECONDS * 1000}"
+    with psycopg.connect(
+        settings.conninfo,
+        autocommit=True,
+        connect_timeout=RESCUE_SECONDS,
+        options=options,
+        application_name=f"{settings.client_id} rescue",
+    ) as connection:
+        return leases.expire(connection, owner=owner)

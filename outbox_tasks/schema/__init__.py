@@ -1,0 +1,1 @@
+"""The tables: their migrations, and which version of them this package works with."""

@@ -1,0 +1,191 @@
+"""What can be set: one frozen object, made from Celery's configuration and the environment."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from outbox_tasks.errors import SettingsError
+
+PREFIX = "outbox_"
+
+_OURS_ALONE = frozenset({
+    "acks", "api_version", "bootstrap_servers", "bootstrap_timeout_ms", "client_id", "delivery_timeout_ms",
+    "enable_idempotence", "key_serializer", "max_block_ms", "max_in_flight_requests_per_connection", "partitioner",
+    "request_timeout_ms", "retries", "transactional_id", "transaction_timeout_ms", "value_serializer",
+})  # fmt: skip
+"""Producer settings the guarantees rest on: `outbox_kafka` may not change them."""
+
+_STATEMENTS_AFTER_PUBLISHING = 3
+"""A run may still be in a read when its time is out, and then settles and releases."""
+
+
+def _json_if_text(value: object) -> object:
+    """Decode a value that comes from the environment."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(gt=0)]
+Name = Annotated[str, Field(min_length=1)]
+
+
+class Settings(BaseModel):
+    """Everything that can be set. In Celery's configuration `outbox_x`, in the environment `OUTBOX_X`.
+
+    Durations are seconds, sizes bytes. Mappings in the environment are JSON. Celery's configuration wins.
+
+    Raises:
+        SettingsError: from `load`, when a value is wrong or values contradict each other.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    database_url: Name = Field(
+        repr=False, description="PostgreSQL: a libpq URL or string; `postgresql+psycopg://` is understood"
+    )
+    bootstrap_servers: Name = Field("localhost:9092", description="Kafka brokers, `host:port` with commas between")
+    client_id: Name = Field("outbox_tasks", description="how the relay names itself to Kafka and PostgreSQL")
+    kafka: Annotated[dict[str, Any], BeforeValidator(_json_if_text)] = Field(
+        default_factory=dict,
+        repr=False,
+        description="more settings of kafka-python's producer, such as SASL, TLS, compression",
+    )
+    routes: Annotated[dict[Name, Name], BeforeValidator(_json_if_text)] = Field(
+        default_factory=dict, description="topic by event type, else by aggregate type"
+    )
+    max_payload_bytes: Count = Field(1_000_000, description="largest payload `append` takes, encoded")
+
+    queue: Name | None = Field(None, description="Celery queue of the tasks; without it the app's default queue")
+    dispatch_seconds: Seconds = Field(1.0, description="time between two ticks of `outbox.dispatch`")
+    retry_tick_seconds: Seconds = Field(1.0, description="time between two ticks of `outbox.retry`")
+    partitions_tick_seconds: Seconds = Field(3600.0, description="time between two `outbox.maintain_partitions`")
+    partitions_ahead_days: Count = Field(7, description="days for which partitions are made ahead")
+
+    batch_size: Count = Field(1000, description="events published between two settlements")
+    shards_per_run: Annotated[int, Field(ge=1, le=64)] = Field(16, description="shards one claim takes at most")
+    run_seconds: Seconds = Field(10.0, description="after this a run claims and reads no more")
+    delivery_seconds: Seconds = Field(10.0, description="how long a batch may take to be acknowledged")
+    probe_seconds: Seconds = Field(2.0, description="how long a broker may take to answer a new connection")
+    statement_seconds: Seconds = Field(5.0, description="statement timeout of the relay's own connections")
+    lease_seconds: Seconds = Field(45.0, description="how long a lost machine keeps its shards from others")
+    flush_seconds: Seconds = Field(30.0, description="how long `outbox.flush` waits if it is told nothing else")
+
+    retry_base_seconds: Seconds = Field(1.0, description="upper bound of the wait after the first refusal")
+    retry_max_seconds: Seconds = Field(300.0, description="upper bound of the wait after any refusal")
+    misconfigured_seconds: Seconds = Field(
+        30.0, description="wait before a key is tried again whose topic is missing, forbidden or unknown"
+    )
+    topic_facts_seconds: Seconds = Field(60.0, description="how long limits of a topic are believed")
+
+    @model_validator(mode="after")
+    def _leave_guarantees_alone(self) -> Settings:
+        taken = sorted(_OURS_ALONE & self.kafka.keys())
+        if taken:
+            raise ValueError(f"outbox_kafka may not set {', '.join(taken)}: the relay's guarantees rest on them")
+        return self
+
+    @model_validator(mode="after")
+    def _end_runs_before_leases(self) -> Settings:
+        if self.lease_seconds < self.shortest_lease_seconds:
+            raise ValueError(
+                f"outbox_lease_seconds is {self.lease_seconds:g}, but a run can take {self.shortest_lease_seconds:g} s "
+                "(outbox_run_seconds + outbox_delivery_seconds + outbox_probe_seconds + "
+                f"{_STATEMENTS_AFTER_PUBLISHING} * outbox_statement_seconds + 1): raise the first or lower the others"
+            )
+        return self
+
+    @property
+    def shortest_lease_seconds(self) -> float:
+        """The shortest lease that every run ends before."""
+        statements = _STATEMENTS_AFTER_PUBLISHING * self.statement_seconds
+        return self.run_seconds + self.delivery_seconds + self.probe_seconds + statements + 1
+
+    @property
+    def time_limit_seconds(self) -> int:
+        """Celery's hard time limit of a run: what is still going then is killed before its lease ends."""
+        return math.floor(self.lease_seconds)
+
+    @property
+    def conninfo(self) -> str:
+        """The database as libpq takes it."""
+        scheme, separator, rest = self.database_url.partition("://")
+        return f"postgresql://{rest}" if separator and scheme.startswith("postgresql+") else self.database_url
+
+
+_in_use: Settings | None = None
+
+
+def use(settings: Settings) -> None:
+    """Make these the settings of this process, as the Celery app does: `append` then knows routes and limits."""
+    global _in_use  # noqa: PLW0603 - besides the app the only state of the process
+    _in_use = settings
+
+
+def in_use() -> Settings | None:
+    """Return the settings of this process, or None where nothing has set them."""
+    return _in_use
+
+
+Origin = Literal["Celery's configuration", "the environment"]
+
+
+def load(configuration: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:
+    """Make the settings from the `outbox_*` of a Celery configuration and the `OUTBOX_*` of an environment.
+
+    Raises:
+        SettingsError: a name is unknown (the message has the nearest known one), a value is wrong, or two contradict.
+    """
+    found = {name: value for name, value in environment.items() if name.startswith(PREFIX.upper())}
+    values = _known({name.lower(): value for name, value in found.items()}, origin="the environment")
+    values |= _known(_configured(configuration), origin="Celery's configuration")
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise SettingsError(_explain(error)) from None
+    except json.JSONDecodeError as error:
+        raise SettingsError(f"a setting is not valid JSON: {error}") from None
+
+
+def _configured(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: configuration[name] for name in configuration if name.startswith(PREFIX)}
+
+
+def _known(values: Mapping[str, Any], *, origin: Origin) -> dict[str, Any]:
+    """Strip the prefix of every name, refusing unknown ones."""
+    fields = Settings.model_fields
+    for name in values:
+        if name.removeprefix(PREFIX) not in fields:
+            raise SettingsError(
+                f"{origin} has {_cased(name, origin)}, which is no setting{_hint(name, fields, origin)}"
+            )
+    return {name.removeprefix(PREFIX): value for name, value in values.items()}
+
+
+def _hint(name: str, fields: Iterable[str], origin: Origin) -> str:
+    near = difflib.get_close_matches(name, [PREFIX + field for field in fields], n=1, cutoff=0)
+    return f": did you mean {_cased(near[0], origin)}?" if near else ""
+
+
+def _cased(name: str, origin: Origin) -> str:
+    return name.upper() if origin == "the environment" else name
+
+
+def _explain(error: ValidationError) -> str:
+    return "; ".join(_explain_one(dict(problem)) for problem in error.errors(include_url=False))
+
+
+def _explain_one(problem: Mapping[str, Any]) -> str:
+    message = problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"]:
+        return str(message)
+    name = PREFIX + ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "missing":
+        return f"{name} is not set: put it into celeryconfig.py or set {name.upper()}"
+    return f"{name} is {problem['input']!r}: {message}"

@@ -1,0 +1,89 @@
+"""The Celery tasks: each a few lines over a plain function."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import psycopg
+from celery import Task, shared_task
+from kombu.exceptions import OperationalError
+
+from outbox_tasks import schedule, worker
+from outbox_tasks.ports import Ports
+from outbox_tasks.relay.dispatch import dispatch as dispatch_run
+from outbox_tasks.relay.flush import flush as flush_run
+from outbox_tasks.relay.result import Result, Status
+from outbox_tasks.relay.retry import retry as retry_run
+from outbox_tasks.settings import Settings
+from outbox_tasks.upkeep.check import check as check_deployment
+from outbox_tasks.upkeep.partitions import maintain_partitions as maintain
+
+log = logging.getLogger(__name__)
+
+Report = dict[str, Any]
+
+
+class Reportable(Protocol):
+    """What a loop returns."""
+
+    def as_dict(self) -> Report:
+        """Return what reads well in Flower."""
+
+
+@shared_task(bind=True, name="outbox.dispatch", ignore_result=True)
+def dispatch(self: Task) -> Report:
+    """Publish what is pending, in order per key. Sent by beat; sends itself again while there is more."""
+    return _run(self, partial(dispatch_run, wake_another=partial(_send_again, self)))
+
+
+@shared_task(bind=True, name="outbox.retry", ignore_result=True)
+def retry(self: Task) -> Report:
+    """Try keys again whose oldest event was refused. Sent by beat."""
+    return _run(self, retry_run)
+
+
+@shared_task(bind=True, name="outbox.flush", ignore_result=False)
+def flush(self: Task, seconds: float | None = None) -> Report:
+    """Publish everything pending now and tell what is left. Sent by hand; waits `seconds`, or outbox_flush_seconds."""
+    wait = worker.settings_of(self.app).flush_seconds if seconds is None else seconds
+    return _run(self, partial(flush_run, seconds=wait))
+
+
+@shared_task(bind=True, name="outbox.maintain_partitions", ignore_result=True)
+def maintain_partitions(self: Task) -> Report:
+    """Make the partitions of the days to come. Sent by beat."""
+    return _run(self, maintain)
+
+
+@shared_task(bind=True, name="outbox.check", ignore_result=False)
+def check(self: Task) -> Report:
+    """Look at the database, the brokers and the topics; logs a warning for each thing that is wrong."""
+    settings = worker.settings_of(self.app)
+    findings = check_deployment(settings, worker.new_publisher(settings))
+    for finding in findings:
+        if not finding.right:
+            log.warning("%s: %s", finding.subject, finding.detail)
+    return {finding.subject: finding.detail for finding in findings}
+
+
+def _run(task: Task, loop: Callable[[Ports], Reportable]) -> Report:
+    """Run a loop with this thread's runtime. A database that is away is a result, like a broker that is away."""
+    runtime = worker.runtimes_of(task.app).here()
+    try:
+        report = runtime.run(loop, owner=task.request.id).as_dict()
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        log.warning("%s: %s: %s", task.name, Status.DATABASE, error)
+        return Result(status=Status.DATABASE, reason=str(error).strip()).as_dict()
+    if report.get("published") or report.get("refused"):
+        log.info("%s: %s", task.name, report)
+    return report
+
+
+def _send_again(task: Task) -> None:
+    """Send this task once more, without waiting for a message broker that is away: beat is the floor."""
+    settings: Settings = worker.settings_of(task.app)
+    try:
+        task.apply_async(retry=False, **schedule.options(settings, expires=settings.dispatch_seconds))
+    except OperationalError as error:
+        log.warning("%s: could not send another: %s", task.name, error)

@@ -1,0 +1,1 @@
+"""Keeps the table in shape and tells what a deployment gets wrong."""

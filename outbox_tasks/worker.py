@@ -1,0 +1,102 @@
+"""Ties a Celery worker's processes to the loops: settings, runtimes, stopping, and the leases of a dead child."""
+
+import logging
+import time
+import weakref
+from typing import Any
+
+import psycopg
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from celery import Celery, Task, signals
+from celery.worker.request import Request
+
+from outbox_tasks import settings as outbox_settings
+from outbox_tasks.publishing.kafka_python import KafkaPythonPublisher
+from outbox_tasks.publishing.publisher import Publisher
+from outbox_tasks.runtime import Runtimes, StopFlag, free_leases_of
+from outbox_tasks.settings import Settings
+
+log = logging.getLogger(__name__)
+
+PREFIX = "outbox."
+"""What the names of our tasks begin with."""
+
+stopping = StopFlag()
+"""Set in the main process before the pool is asked to stop; made before children are forked, so they share it."""
+
+_settings: weakref.WeakKeyDictionary[Celery, Settings] = weakref.WeakKeyDictionary()
+_runtimes: weakref.WeakKeyDictionary[Celery, Runtimes] = weakref.WeakKeyDictionary()
+
+
+def settings_of(app: Celery) -> Settings:
+    """Return the settings in an app's configuration and the environment, read once.
+
+    Raises:
+        SettingsError: they are wrong.
+    """
+    if app not in _settings:
+        _settings[app] = outbox_settings.load(app.conf)
+    return _settings[app]
+
+
+def runtimes_of(app: Celery) -> Runtimes:
+    """Return this process's runtimes for an app. Nothing is opened yet."""
+    if app not in _runtimes:
+        _runtimes[app] = Runtimes(settings_of(app), stopping=stopping)
+    return _runtimes[app]
+
+
+def new_publisher(settings: Settings) -> Publisher:
+    """Return a publisher; nothing is opened yet."""
+    return KafkaPythonPublisher(settings, clock=time.monotonic)
+
+
+def connect_signals() -> None:
+    """Listen to the worker's life. Listening twice is listening once."""
+    signals.worker_init.connect(_on_start)
+    signals.worker_ready.connect(_on_ready)
+    signals.worker_shutting_down.connect(_on_stopping)
+    signals.worker_process_shutdown.connect(_on_end)
+    signals.worker_shutdown.connect(_on_end)
+    signals.task_failure.connect(_on_failure)
+    signals.task_revoked.connect(_on_revoked)
+
+
+def _on_start(**_signal: Any) -> None:
+    stopping.clear()
+
+
+def _on_ready(sender: Any, **_signal: Any) -> None:
+    """Have a child look at the topics, so that what is missing stands in the log from the start."""
+    sender.app.send_task("outbox.check", expires=60, retry=False, queue=settings_of(sender.app).queue)
+
+
+def _on_stopping(**_signal: Any) -> None:
+    stopping.set()
+
+
+def _on_end(**_signal: Any) -> None:
+    for runtimes in _runtimes.values():
+        runtimes.close()
+
+
+def _on_failure(sender: Task, task_id: str, exception: BaseException, **_signal: Any) -> None:
+    """Free the leases of a run whose child died, in the main process, which alone is told so."""
+    if isinstance(exception, WorkerLostError | TimeLimitExceeded):
+        _free(sender, task_id)
+
+
+def _on_revoked(sender: Task, request: Request, *, terminated: bool, **_signal: Any) -> None:
+    if terminated:
+        _free(sender, request.id)
+
+
+def _free(task: Task, task_id: str) -> None:
+    if not task.name.startswith(PREFIX):
+        return
+    try:
+        freed = free_leases_of(task_id, settings_of(task.app))
+    except psycopg.OperationalError as error:
+        log.warning("the leases of lost run %s end by themselves: %s", task_id, error)
+    else:
+        log.warning("freed %s leases of lost run %s", freed, task_id)
