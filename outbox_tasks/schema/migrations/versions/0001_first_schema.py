@@ -85,7 +85,12 @@ CREATE TABLE outbox (
     CONSTRAINT outbox_topic_not_empty CHECK (topic <> ''),
     CONSTRAINT outbox_at_most_one_payload CHECK (payload IS NULL OR payload_bytes IS NULL),
     CONSTRAINT outbox_headers_are_an_object CHECK (jsonb_typeof(headers) = 'object'),
-    CONSTRAINT outbox_header_values_are_text CHECK (NOT jsonb_path_exists(headers, '$.* ? (@.type() != "string")')),
+    CONSTRAINT outbox_header_values_are_text CHECK (
+        NOT jsonb_path_exists(headers, 'strict $.* ? (@.type() != "string")', '{}', true)),
+    -- An index entry has room for some 2,700 bytes: longer names would break an insert, or a settlement, later on.
+    CONSTRAINT outbox_names_fit_an_index CHECK (
+        octet_length(aggregate_type) <= 1000 AND octet_length(aggregate_id) <= 1000
+        AND octet_length(event_type) <= 1000 AND octet_length(topic) <= 249 AND octet_length(partition_key) <= 1000),
     CONSTRAINT outbox_state_known CHECK (state IN ('pending', 'held', 'published'))
 ) PARTITION BY RANGE (event_id)
 """,
@@ -94,7 +99,8 @@ CREATE TABLE outbox (
     "CREATE INDEX outbox_held ON outbox (ordering_key, id) WHERE state = 'held'",
     "CREATE INDEX outbox_aggregate ON outbox (aggregate_type, aggregate_id, id)",
     "CREATE TABLE outbox_default PARTITION OF outbox DEFAULT",
-    # A token proves the lease. A token whose time has passed belongs to a run that never released it.
+    # A token proves the lease. A token whose time has passed belongs to a run that never released it. takeovers
+    # counts those since the last progress; suspect is the event a run was about to handle, on its own, when it died.
     """
 CREATE TABLE outbox_shard (
     shard smallint PRIMARY KEY CHECK (shard BETWEEN 0 AND 63),
@@ -103,27 +109,35 @@ CREATE TABLE outbox_shard (
     leased_until timestamptz,
     claimed_at timestamptz,
     takeovers integer NOT NULL DEFAULT 0,
+    suspect uuid,
     CONSTRAINT outbox_shard_lease_whole CHECK ((lease_token IS NULL) = (leased_until IS NULL))
 ) WITH (fillfactor = 50)
 """,
     "INSERT INTO outbox_shard (shard) SELECT generate_series(0, 63)",
-    # retry_at NULL: waits for a person.
+    # refused and misconfigured wait for retry_at; exhausted waits to be made a dead letter, dead for a person.
     """
 CREATE TABLE outbox_blocked_key (
     ordering_key text PRIMARY KEY,
     topic text,
     event_id uuid NOT NULL,
-    kind text NOT NULL CHECK (kind IN ('refused', 'misconfigured')),
+    kind text NOT NULL CHECK (kind IN ('refused', 'misconfigured', 'exhausted', 'dead')),
     reason text NOT NULL,
     blocked_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     retry_at timestamptz,
     lease_token uuid,
     lease_owner text,
     leased_until timestamptz,
-    CONSTRAINT outbox_blocked_key_lease_whole CHECK ((lease_token IS NULL) = (leased_until IS NULL))
+    CONSTRAINT outbox_blocked_key_lease_whole CHECK ((lease_token IS NULL) = (leased_until IS NULL)),
+    CONSTRAINT outbox_blocked_key_has_a_time CHECK ((kind IN ('refused', 'misconfigured')) = (retry_at IS NOT NULL))
 ) WITH (fillfactor = 50)
 """,
     "CREATE INDEX outbox_blocked_key_due ON outbox_blocked_key (retry_at)",
+    "CREATE INDEX outbox_blocked_key_exhausted ON outbox_blocked_key (blocked_at) WHERE kind = 'exhausted'",
+    # Keys that wait for one thing to be put right: a topic, or a route. One of them is tried, for all.
+    """
+CREATE INDEX outbox_blocked_key_cause ON outbox_blocked_key (coalesce(topic, reason), retry_at)
+ WHERE kind = 'misconfigured'
+""",
     """
 CREATE TABLE outbox_dead_letter (
     event_id uuid PRIMARY KEY,
@@ -140,7 +154,9 @@ CREATE TABLE outbox_dead_letter (
     attempts integer NOT NULL,
     error text NOT NULL,
     ordering_key text NOT NULL,
+    sent_to text,
     died_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    deaths integer NOT NULL DEFAULT 1,
     resolution text CHECK (resolution IN ('redriven', 'discarded')),
     resolved_at timestamptz,
     resolved_reason text,
@@ -148,6 +164,7 @@ CREATE TABLE outbox_dead_letter (
 )
 """,
     "CREATE INDEX outbox_dead_letter_key ON outbox_dead_letter (ordering_key, id)",
+    "CREATE INDEX outbox_dead_letter_open ON outbox_dead_letter (died_at) WHERE resolution IS NULL",
     "SELECT outbox_make_partition(((now() AT TIME ZONE 'UTC')::date + day)) FROM generate_series(0, 7) AS day",
 ]
 

@@ -1,0 +1,359 @@
+"""The writer's side: puts events into the outbox, in the caller's own transaction, over any connection."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, Required, TypedDict, TypeVar, Unpack, overload
+from uuid import UUID
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from outbox_tasks.encoding import NewEvent, Row, encode
+from outbox_tasks.errors import NoTransactionError, OutboxError
+from outbox_tasks.settings import Settings, in_use
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+
+__all__ = ["AnyConnection", "EventId", "NewEvent", "append", "append_all"]
+
+SyncConnection = Session | scoped_session[Any] | Connection | psycopg.Connection[Any]
+AwaitedConnection = AsyncSession | async_scoped_session[Any] | AsyncConnection | psycopg.AsyncConnection[Any]
+AnyConnection = SyncConnection | AwaitedConnection
+
+MAX_EVENTS, MAX_BYTES = 5_000, 16_000_000
+"""What one statement carries at most; a single event may be larger."""
+
+# Inserts events, sorted so that `id` follows the order given, and returns those that were not there already.
+# Locks only its new rows; waits for the end of a transaction that has inserted the same event_id.
+_INSERT = """
+INSERT INTO outbox (event_id, aggregate_type, aggregate_id, event_type,
+                    topic, partition_key, payload, payload_bytes, headers)
+SELECT coalesce(CAST(given_id AS uuid), outbox_uuidv7()), aggregate_type, aggregate_id, event_type,
+       topic, partition_key, CAST(payload AS jsonb), payload_bytes, CAST(headers AS jsonb)
+FROM unnest(CAST(:event_id AS text[]), CAST(:aggregate_type AS text[]), CAST(:aggregate_id AS text[]),
+            CAST(:event_type AS text[]), CAST(:topic AS text[]), CAST(:partition_key AS text[]),
+            CAST(:payload AS text[]), CAST(:payload_bytes AS bytea[]), CAST(:headers AS text[]))
+     WITH ORDINALITY AS e (given_id, aggregate_type, aggregate_id, event_type,
+                           topic, partition_key, payload, payload_bytes, headers, place)
+ORDER BY place
+ON CONFLICT (event_id) DO NOTHING
+RETURNING id, CAST(event_id AS text)
+"""
+
+# Makes the writers of an ordering key wait for each other until they commit. The keys arrive sorted, so that
+# no two writers wait for each other crosswise; the seed ("outbox_k") keeps these locks apart from others.
+_SERIALIZE = """
+SELECT count(pg_advisory_xact_lock(hashtextextended(ordering_key, 8031453476610924395)))
+FROM unnest(CAST(:ordering_key AS text[])) AS ordering_key
+"""
+
+# Both statements in the two styles of placeholders; `b` has psycopg send lists in binary, a third faster.
+_INSERT_SQLALCHEMY, _SERIALIZE_SQLALCHEMY = text(_INSERT), text(_SERIALIZE)
+_PLACEHOLDER = re.compile(r":(\w+)")
+_INSERT_PSYCOPG, _SERIALIZE_PSYCOPG = (
+    _PLACEHOLDER.sub(r"%(\1)b", statement).encode() for statement in (_INSERT, _SERIALIZE)
+)
+
+T = TypeVar("T")
+
+
+class EventId(UUID):
+    """The id of an appended event: a UUID that also says whether the event is new.
+
+    `is_new` is False where an event with this id was there already: nothing was written, it stays one event.
+    """
+
+    __slots__ = ("is_new",)
+    is_new: bool
+
+    def __init__(self, value: str, *, is_new: bool) -> None:
+        super().__init__(value)
+        object.__setattr__(self, "is_new", is_new)  # UUIDs refuse plain assignment, as this one from here on
+
+    def __reduce__(self) -> tuple[Callable[[str], EventId], tuple[str]]:
+        return partial(EventId, is_new=self.is_new), (str(self),)
+
+
+class _Options(TypedDict, total=False):
+    """How to append."""
+
+    serialize: bool
+    settings: Settings | None
+
+
+class _Event(_Options, total=False):
+    """The arguments of `append`, for its two signatures."""
+
+    aggregate_type: Required[str]
+    aggregate_id: Required[str]
+    event_type: Required[str]
+    payload: object
+    topic: str | None
+    partition_key: str | None
+    headers: Mapping[str, str] | None
+    event_id: UUID | None
+
+
+@overload
+def append(connection: SyncConnection, **event: Unpack[_Event]) -> EventId: ...
+
+
+@overload
+def append(connection: AwaitedConnection, **event: Unpack[_Event]) -> Awaitable[EventId]: ...
+
+
+def append(  # noqa: PLR0913 - an event has that many parts, and each is a keyword
+    connection: AnyConnection,
+    *,
+    aggregate_type: str,
+    aggregate_id: str,
+    event_type: str,
+    payload: object = None,
+    topic: str | None = None,
+    partition_key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    event_id: UUID | None = None,
+    serialize: bool = False,
+    settings: Settings | None = None,
+) -> EventId | Awaitable[EventId]:
+    """Write one event, at once and in the transaction that `connection` is in.
+
+    The event is published once that transaction commits; if it, or a savepoint around the call, rolls back,
+    the event never was. A Session is flushed first, as before a query of its own (unless `autoflush` is off):
+    the aggregate's row is then locked before the event gets its place in the order. A Session with several
+    binds cannot tell which one is meant: pass `session.connection(bind_arguments=…)`.
+
+    Args:
+        connection: SQLAlchemy `Session`, `scoped_session` or `Connection`, psycopg `Connection`; or one of
+            their asyncio forms, where the result is to be awaited.
+        aggregate_type: What kind of thing the event is about, such as `order`. At most 1,000 bytes, as
+            `aggregate_id`, `event_type` and `partition_key`: they are indexed.
+        aggregate_id: Which one. Events of one aggregate are published in order.
+        event_type: What happened, such as `order_placed`.
+        payload: None for a tombstone; `bytes`, `bytearray` or `memoryview` to be sent as they are; else JSON:
+            what `json` knows, and date, time and datetime (ISO 8601), UUID and Decimal (text), Enum (its
+            value), pydantic models (`model_dump(mode="json")`), dataclasses (their fields), mappings, tuples
+            and sets (arrays; sets sorted by value, or else by their encoded text). Stored as `jsonb`, which
+            keeps every digit of a number but not how it was written, and no order of keys.
+        topic: Kafka topic. None: the routes decide when the event is published.
+        partition_key: Key of the Kafka record. None: the aggregate id. '': a record without a key.
+        headers: Headers of the Kafka record, text to text; `event_id` and `event_type` are the relay's.
+        event_id: Makes the call idempotent: an id that is there already stays one event. None: a new UUIDv7.
+        serialize: First wait until other transactions that serialize on this event's ordering key have ended,
+            so that its events are published in the order of commits. Needed only where the writers of a key
+            lock no common row. Held until the transaction ends: append last, and in one order of keys.
+        settings: Routes and limits to check against. None: those of this process, if it has set any.
+
+    Returns:
+        The event's id, which knows whether it `is_new`.
+
+    Raises:
+        InvalidEventError: the event cannot be written as it is. Nothing was sent: the transaction goes on.
+        NoRouteError: the event names no topic, and neither do the routes.
+        NoTransactionError: the connection commits every statement by itself.
+        TypeError: `connection` is none of the supported ones.
+    """
+    event = NewEvent(
+        aggregate_type=aggregate_type,
+        aggregate_id=aggregate_id,
+        event_type=event_type,
+        payload=payload,
+        topic=topic,
+        partition_key=partition_key,
+        headers=headers,
+        event_id=event_id,
+    )
+    rows = [encode(event, settings=settings or in_use())]
+    return _run(connection, _work(rows, serialize=serialize), itemgetter(0))
+
+
+@overload
+def append_all(
+    connection: SyncConnection, events: Iterable[NewEvent], **options: Unpack[_Options]
+) -> list[EventId]: ...
+
+
+@overload
+def append_all(
+    connection: AwaitedConnection, events: Iterable[NewEvent], **options: Unpack[_Options]
+) -> Awaitable[list[EventId]]: ...
+
+
+def append_all(
+    connection: AnyConnection,
+    events: Iterable[NewEvent],
+    *,
+    serialize: bool = False,
+    settings: Settings | None = None,
+) -> list[EventId] | Awaitable[list[EventId]]:
+    """Write many events, in their order: as `append`, with one statement for every 5,000 of them or 16 MB.
+
+    All are checked before the first is written. `serialize` takes one lock per distinct ordering key, and
+    PostgreSQL has room for some thousands of locks (`max_locks_per_transaction`).
+
+    Returns:
+        One id per event, in the order of `events`. Of two with one `event_id`, only the first may be new.
+
+    Raises:
+        InvalidEventError: as `append`; a note on the error says which event it was.
+        TypeError: as `append`, or something in `events` is no `NewEvent`.
+    """
+    rows = _encode_all(events, settings=settings or in_use())
+    return _run(connection, _work(rows, serialize=serialize), list)
+
+
+class _Work(NamedTuple):
+    """Ordering keys to lock, the parameters of each insert, and the id given for each event, if one was."""
+
+    ordering_keys: list[str]
+    chunks: list[dict[str, Sequence[object]]]
+    given_ids: list[str | None]
+
+
+_Inserted = tuple[int, str]
+"""What an insert returns of a new event: its `id`, its event id."""
+
+
+def _encode_all(events: Iterable[NewEvent], *, settings: Settings | None) -> list[Row]:
+    return [_encode_at(place, event, settings=settings) for place, event in enumerate(events)]
+
+
+def _encode_at(place: int, event: NewEvent, *, settings: Settings | None) -> Row:
+    if not isinstance(event, NewEvent):
+        raise TypeError(f"events[{place}] is a {type(event).__qualname__}: pass NewEvent(…)")
+    try:
+        return encode(event, settings=settings)
+    except OutboxError as error:
+        error.add_note(f"It is events[{place}] of the call.")
+        raise
+
+
+def _work(rows: list[Row], *, serialize: bool) -> _Work:
+    keys = sorted({row.ordering_key for row in rows}) if serialize else []
+    return _Work(keys, [_parameters(chunk) for chunk in _chunks(rows)], [row.event_id for row in rows])
+
+
+def _chunks(rows: list[Row]) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    size = 0
+    for row in rows:
+        if chunk and (len(chunk) == MAX_EVENTS or size + row.size > MAX_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(row)
+        size += row.size
+    if chunk:
+        yield chunk
+
+
+def _parameters(rows: list[Row]) -> dict[str, Sequence[object]]:
+    return {name: list(column) for name, column in zip(Row._fields, zip(*rows, strict=True), strict=True)}
+
+
+def _event_ids(work: _Work, inserted: list[_Inserted]) -> list[EventId]:
+    """Say of each event what its id is and whether it is new.
+
+    An insert does not promise the order of what it returns, but `id` has the order of the events; those whose
+    id was not given are all new. Of two events with one id only the first is.
+    """
+    given = set(work.given_ids)
+    made = iter([event_id for _, event_id in sorted(inserted) if event_id not in given])
+    new = {event_id for _, event_id in inserted}
+    return [_event_id(next(made) if event_id is None else event_id, new) for event_id in work.given_ids]
+
+
+def _event_id(event_id: str, new: set[str]) -> EventId:
+    is_new = event_id in new
+    new.discard(event_id)
+    return EventId(event_id, is_new=is_new)
+
+
+def _run(connection: AnyConnection, work: _Work, result: Callable[[list[EventId]], T]) -> T | Awaitable[T]:
+    """Do the work over whatever `connection` is, and return, or make awaitable, the result of its ids."""
+    if isinstance(connection, psycopg.Connection):
+        return result(_event_ids(work, _over_psycopg(connection, work)))
+    if isinstance(connection, psycopg.AsyncConnection):
+        return _awaited(_over_async_psycopg(connection, work), work, result)
+    if isinstance(connection, scoped_session | async_scoped_session):
+        return _run(connection(), work, result)
+    if isinstance(connection, AsyncSession | AsyncConnection):
+        return _awaited(connection.run_sync(_over_sqlalchemy, work), work, result)
+    return result(_event_ids(work, _over_sqlalchemy(connection, work)))
+
+
+async def _awaited(inserted: Awaitable[list[_Inserted]], work: _Work, result: Callable[[list[EventId]], T]) -> T:
+    return result(_event_ids(work, await inserted))
+
+
+def _over_sqlalchemy(given: Session | Connection, work: _Work) -> list[_Inserted]:
+    connection = _connection_of(given)
+    if connection.dialect.name != "postgresql":
+        raise _unsupported(f"a SQLAlchemy connection to {connection.dialect.name}")
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+        raise _no_transaction()
+    if work.ordering_keys:
+        connection.execute(_SERIALIZE_SQLALCHEMY, {"ordering_key": work.ordering_keys})
+    results = (connection.execute(_INSERT_SQLALCHEMY, chunk) for chunk in work.chunks)
+    return [(id_, event_id) for result in results for id_, event_id in result]
+
+
+def _connection_of(given: Session | Connection) -> Connection:
+    if isinstance(given, Connection):
+        return given
+    if not isinstance(given, Session):
+        raise _unsupported(f"a {type(given).__module__}.{type(given).__qualname__}")
+    given._autoflush()  # noqa: SLF001 - as every query of a Session does; it knows whether a flush is under way
+    return given.connection()
+
+
+def _over_psycopg(connection: psycopg.Connection[Any], work: _Work) -> list[_Inserted]:
+    _check_transaction(connection)
+    inserted: list[_Inserted] = []
+    with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+        if work.ordering_keys:
+            cursor.execute(_SERIALIZE_PSYCOPG, {"ordering_key": work.ordering_keys})
+        for chunk in work.chunks:
+            inserted += cursor.execute(_INSERT_PSYCOPG, chunk)
+    return inserted
+
+
+async def _over_async_psycopg(connection: psycopg.AsyncConnection[Any], work: _Work) -> list[_Inserted]:
+    _check_transaction(connection)
+    inserted: list[_Inserted] = []
+    async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+        if work.ordering_keys:
+            await cursor.execute(_SERIALIZE_PSYCOPG, {"ordering_key": work.ordering_keys})
+        for chunk in work.chunks:
+            await cursor.execute(_INSERT_PSYCOPG, chunk)
+            inserted += await cursor.fetchall()
+    return inserted
+
+
+def _check_transaction(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Refuse autocommit, but not within `with connection.transaction()`."""
+    if connection.autocommit and connection.info.transaction_status is TransactionStatus.IDLE:
+        raise _no_transaction()
+
+
+def _no_transaction() -> NoTransactionError:
+    return NoTransactionError(
+        "no transaction to be part of: the connection is in autocommit mode, so the event would not commit "
+        "together with your data. Use a connection without autocommit, or (psycopg) append within "
+        "`with connection.transaction():`"
+    )
+
+
+def _unsupported(what: str) -> TypeError:
+    return TypeError(
+        f"cannot append over {what}: pass a Session, scoped_session or Connection of SQLAlchemy (or an "
+        "AsyncSession, async_scoped_session or AsyncConnection) on PostgreSQL, or a Connection or "
+        "AsyncConnection of psycopg 3"
+    )
