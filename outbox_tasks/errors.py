@@ -68,3 +68,14 @@ class TopicMissingError(PublisherError):
 
 class InvalidRecordError(PublisherError):
     """A record cannot be sent to its topic: found out before anything was sent."""
+
+
+class InvalidFilterError(OutboxError, ValueError):
+    """It is not clear which dead letters are meant."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"which dead letters? {problem}")
+
+
+class NotBlockedError(OutboxError):
+    """A key cannot be tried now."""

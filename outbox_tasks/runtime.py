@@ -48,16 +48,25 @@ class Runtime:
         self._stopping = stopping
         self._connection: Connection | None = None
         self._publisher: Publisher = KafkaPythonPublisher(settings, clock=time.monotonic)
-        self._abandoned: set[str] = set()
+        self._abandoned: dict[str, Callable[..., object]] = {}
 
     def run(self, loop: Callable[[Ports], R], *, owner: str) -> R:
-        """Run a loop. Whatever breaks it, what it had leased is free as soon as the database can be reached."""
+        """Run a loop. Whatever breaks it, what it had leased is free as soon as the database can be reached.
+
+        A lost connection is nobody's fault. Anything else may be an event's: it counts as a death.
+        """
         try:
             return loop(self._ports(owner))
-        except BaseException:
-            self._abandoned.add(owner)
-            self.close()
+        except (psycopg.OperationalError, psycopg.InterfaceError):
+            self._abandon(owner, leases.give_back)
             raise
+        except BaseException:
+            self._abandon(owner, leases.expire)
+            raise
+
+    def _abandon(self, owner: str, free: Callable[..., object]) -> None:
+        self._abandoned[owner] = free
+        self.close()
 
     def close(self) -> None:
         """Close what is open; the next run opens it again."""
@@ -78,9 +87,9 @@ class Runtime:
     def _open_connection(self) -> Connection:
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._settings)
-        while self._abandoned:
-            leases.expire(self._connection, owner=next(iter(self._abandoned)))
-            self._abandoned.pop()
+        for owner, free in list(self._abandoned.items()):
+            free(self._connection, owner=owner)
+            del self._abandoned[owner]
         return self._connection
 
 

@@ -79,6 +79,11 @@ class Settings(BaseModel):
 
     retry_base_seconds: Seconds = Field(1.0, description="upper bound of the wait after the first refusal")
     retry_max_seconds: Seconds = Field(300.0, description="upper bound of the wait after any refusal")
+    retry_attempts: Count = Field(10, description="refusals after which an event becomes a dead letter")
+    dead_letter_policy: Literal["skip", "block"] = Field(
+        "skip", description="skip: a dead letter's key goes on with the next event; block: it waits for a person"
+    )
+    dead_letter_topic: Name | None = Field(None, description="topic that gets a copy of every dead letter")
     misconfigured_seconds: Seconds = Field(
         30.0, description="wait before a key is tried again whose topic is missing, forbidden or unknown"
     )

@@ -11,8 +11,11 @@ from kombu.exceptions import OperationalError
 
 from outbox_tasks import schedule, worker
 from outbox_tasks.ports import Ports
+from outbox_tasks.relay.dead_letter import dead_letter as dead_letter_run
 from outbox_tasks.relay.dispatch import dispatch as dispatch_run
 from outbox_tasks.relay.flush import flush as flush_run
+from outbox_tasks.relay.redrive import read_filter
+from outbox_tasks.relay.redrive import redrive as redrive_run
 from outbox_tasks.relay.result import Result, Status
 from outbox_tasks.relay.retry import retry as retry_run
 from outbox_tasks.settings import Settings
@@ -41,6 +44,22 @@ def dispatch(self: Task) -> Report:
 def retry(self: Task) -> Report:
     """Try keys again whose oldest event was refused. Sent by beat."""
     return _run(self, retry_run)
+
+
+@shared_task(bind=True, name="outbox.dead_letter", ignore_result=True)
+def dead_letter(self: Task) -> Report:
+    """Make dead letters of events that used up their attempts. Sent by beat."""
+    return _run(self, dead_letter_run)
+
+
+@shared_task(bind=True, name="outbox.redrive", ignore_result=False)
+def redrive(self: Task, *, reason: str, **which: Any) -> Report:
+    """Put dead letters back in their old place. Sent by hand: reason, and at least one of the filters.
+
+    Filters: ids (a list), key, topic, error (part of its text), since, until (ISO 8601, when it died).
+    """
+    wanted = read_filter(which)
+    return _run(self, partial(redrive_run, wanted=wanted, reason=reason))
 
 
 @shared_task(bind=True, name="outbox.flush", ignore_result=False)

@@ -37,6 +37,7 @@ class KafkaPythonPublisher:
         self._producer: KafkaProducer | None = None
         self._facts: dict[str, TopicFacts] = {}
         self._facts_end = Deadline.after(0, clock=clock)
+        self._condemned: dict[str, tuple[BaseException, Deadline]] = {}
 
     @property
     def limits(self) -> Limits:
@@ -55,7 +56,14 @@ class KafkaPythonPublisher:
             self._facts_end = Deadline.after(self._settings.topic_facts_seconds, clock=self._clock)
         found = self._ask(sorted(set(topics) - self._facts.keys()))
         self._facts |= {topic: facts for topic, facts in found.items() if isinstance(facts, TopicFacts)}
-        return self._facts | found
+        return self._facts | found | self._still_condemned()
+
+    def condemn(self, topic: str, problem: BaseException) -> None:
+        self._condemned[topic] = (problem, Deadline.after(self._settings.misconfigured_seconds, clock=self._clock))
+
+    def _still_condemned(self) -> dict[str, Facts]:
+        self._condemned = {topic: entry for topic, entry in self._condemned.items() if not entry[1].passed}
+        return {topic: problem for topic, (problem, _) in self._condemned.items()}
 
     def send(self, records: Sequence[Record], *, deadline: Deadline, stopping: Stopping) -> Sent:
         self.open()

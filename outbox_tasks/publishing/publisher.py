@@ -78,6 +78,9 @@ class Publisher(Protocol):
     def send(self, records: Sequence[Record], *, deadline: Deadline, stopping: Stopping) -> Sent:
         """Send records and wait for their acknowledgement, until the deadline or until asked to stop."""
 
+    def condemn(self, topic: str, problem: BaseException) -> None:
+        """Have `facts` tell this problem of a topic for a while, so that not every batch finds it out anew."""
+
     def discard(self) -> None:
         """Throw the connection to Kafka away, without waiting for anything in flight; `open` makes a new one."""
 

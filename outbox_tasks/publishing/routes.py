@@ -10,13 +10,18 @@ EVENT_ID_HEADER = "event_id"
 EVENT_TYPE_HEADER = "event_type"
 
 
+def find_topic(event: Event, routes: Mapping[str, str]) -> str | None:
+    """Return the event's own topic, else that of its event type, else that of its aggregate type, if any is there."""
+    return event.topic or routes.get(event.event_type) or routes.get(event.aggregate_type)
+
+
 def topic_of(event: Event, routes: Mapping[str, str]) -> str:
-    """Return the event's own topic, else that of its event type, else that of its aggregate type.
+    """Return the topic of an event.
 
     Raises:
-        NoRouteError: none of them is there.
+        NoRouteError: neither it nor the routes name one.
     """
-    topic = event.topic or routes.get(event.event_type) or routes.get(event.aggregate_type)
+    topic = find_topic(event, routes)
     if topic is None:
         raise NoRouteError(event_type=event.event_type, aggregate_type=event.aggregate_type)
     return topic

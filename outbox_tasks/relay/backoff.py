@@ -4,9 +4,10 @@ import random
 
 from outbox_tasks.event import Event
 from outbox_tasks.ports import Ports
+from outbox_tasks.publishing.routes import find_topic
 from outbox_tasks.publishing.verdicts import Verdict, describe, verdict_of
 from outbox_tasks.relay.publish import Fate, Problem
-from outbox_tasks.store.settle import Refusal, Settlement
+from outbox_tasks.store.settle import Kind, Refusal, Settlement
 
 
 def full_jitter(*, attempts: int, base_seconds: float, max_seconds: float, chance: random.Random) -> float:
@@ -24,14 +25,27 @@ def settlement_of(fate: Fate, ports: Ports) -> Settlement:
 
 
 def _refusal(event: Event, problem: Problem, ports: Ports) -> Refusal:
-    reason = describe(problem)
+    kind = _kind(event, problem, ports)
+    wait = ports.settings.misconfigured_seconds if kind == "misconfigured" else _wait(event, ports)
+    return Refusal(
+        event=event,
+        kind=kind,
+        topic=find_topic(event, ports.settings.routes),
+        reason=describe(problem),
+        retry_seconds=wait,
+    )
+
+
+def _kind(event: Event, problem: Problem, ports: Ports) -> Kind:
     if verdict_of(problem) is Verdict.MISCONFIGURED:
-        wait = ports.settings.misconfigured_seconds
-        return Refusal(event=event, kind="misconfigured", reason=reason, retry_seconds=wait)
-    wait = full_jitter(
+        return "misconfigured"
+    return "exhausted" if event.attempts + 1 >= ports.settings.retry_attempts else "refused"
+
+
+def _wait(event: Event, ports: Ports) -> float:
+    return full_jitter(
         attempts=event.attempts,
         base_seconds=ports.settings.retry_base_seconds,
         max_seconds=ports.settings.retry_max_seconds,
         chance=ports.chance,
     )
-    return Refusal(event=event, kind="refused", reason=reason, retry_seconds=wait)

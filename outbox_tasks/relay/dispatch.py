@@ -1,5 +1,6 @@
 """The dispatch run: claim shards, then read, publish and settle until they are empty, and release them."""
 
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from uuid import UUID
@@ -12,7 +13,9 @@ from outbox_tasks.relay.publish import Problem, publish
 from outbox_tasks.relay.result import Result, Status
 from outbox_tasks.relay.run import LEASE_MARGIN_SECONDS, probe, stopped_by
 from outbox_tasks.store import events, leases
-from outbox_tasks.store.settle import settle
+from outbox_tasks.store.settle import Settlement, settle
+
+log = logging.getLogger(__name__)
 
 
 def nobody() -> None:
@@ -21,11 +24,16 @@ def nobody() -> None:
 
 @dataclass(slots=True)
 class Lease:
-    """The shards this run may publish, each with the last id read of it; sending ends at `end`."""
+    """The shards this run may publish, each with the last id read of it; sending ends at `end`.
+
+    `shaken` are those of them an earlier run died with, `deadly` those that may have been the cause.
+    """
 
     token: UUID
     after: dict[int, int]
     end: Deadline
+    shaken: frozenset[int] = frozenset()
+    deadly: frozenset[int] = frozenset()
 
     def advance(self, batch: list[Event], *, limit: int) -> list[int]:
         """Note what was read; return the shards of which everything was."""
@@ -38,6 +46,10 @@ class Lease:
     def keep(self, shards: Collection[int]) -> None:
         """Forget all shards but these."""
         self.after = {shard: after for shard, after in self.after.items() if shard in shards}
+
+    def part(self, shards: Collection[int]) -> "Lease":
+        """Return the lease of some of the shards."""
+        return Lease(self.token, dict.fromkeys(shards, 0), self.end, self.shaken.intersection(shards))
 
 
 def dispatch(ports: Ports, *, wake_another: Callable[[], None] = nobody) -> Result:
@@ -80,25 +92,57 @@ def _claim(ports: Ports) -> tuple[Lease, bool]:
         limit=settings.shards_per_run,
         seconds=settings.lease_seconds,
     )
-    return Lease(token, dict.fromkeys(claim.shards, 0), end), claim.more
+    return Lease(token, dict.fromkeys(claim.shards, 0), end, claim.shaken, claim.deadly), claim.more
 
 
 def _work(lease: Lease, result: Result, ports: Ports, run_end: Deadline) -> tuple[Result, Problem | None]:
-    """Publish the leased shards until they are empty or time is up; gives back whatever is left of them."""
+    """Publish the leased shards until they are empty or time is up; gives back whatever is left of them.
+
+    Shards that runs died with come last, so that one more death costs the others nothing.
+    """
     down: Problem | None = None
-    while lease.after and down is None and not run_end.passed and not ports.stopping():
-        result, down = _publish_batch(lease, result, ports)
-    leases.release(ports.connection, token=lease.token, shards=lease.after)
+    usual = lease.part(lease.after.keys() - lease.deadly)
+    while usual.after and down is None and not run_end.passed and not ports.stopping():
+        limit = max(1, ports.settings.batch_size // len(usual.after))
+        result, down = _publish_batch(usual, result, ports, limit=limit)
+    leases.release(ports.connection, token=lease.token, shards=usual.after)
+    if lease.deadly and down is None:
+        result, down = _work_carefully(lease.part(lease.deadly), result, ports, run_end)
+    leases.release(ports.connection, token=lease.token, shards=lease.deadly)
     return result, down
 
 
-def _publish_batch(lease: Lease, result: Result, ports: Ports) -> tuple[Result, Problem | None]:
+def _work_carefully(lease: Lease, result: Result, ports: Ports, run_end: Deadline) -> tuple[Result, Problem | None]:
+    """Publish shards one event at a time, each noted before it is touched: if it kills, the next run knows which."""
+    for event_id in leases.accuse(ports.connection, token=lease.token):
+        log.error("event %s killed the runs that handled it: its key is blocked, it becomes a dead letter", event_id)
+    down: Problem | None = None
+    for shard in lease.after:
+        one = lease.part([shard])
+        while one.after and down is None and not run_end.passed and not ports.stopping():
+            first = leases.suspect(ports.connection, token=lease.token, shard=shard)
+            if first is None:
+                break
+            one.after[shard] = first - 1
+            result, down = _publish_batch(one, result, ports, limit=1)
+    return result, down
+
+
+def _publish_batch(lease: Lease, result: Result, ports: Ports, *, limit: int) -> tuple[Result, Problem | None]:
     """Read, publish, settle once. Shards that were read to their end are released with the settlement."""
-    limit = max(1, ports.settings.batch_size // len(lease.after))
     batch = events.read_pending(ports.connection, after=lease.after, limit=limit)
     fate = publish(batch, ports, deadline=lease.end.within(ports.settings.delivery_seconds))
     settled = settle(ports.connection, settlement_of(fate, ports), token=lease.token, shards=lease.after)
+    _forget_deaths(lease, settled.written, ports)
     drained = lease.advance(batch, limit=limit)
     leases.release(ports.connection, token=lease.token, shards=drained)
     lease.keep(settled.leased.difference(drained))
     return result.plus(settled.written), fate.down
+
+
+def _forget_deaths(lease: Lease, written: Settlement, ports: Ports) -> None:
+    """Let shards count as sound again that moved on after a death: its cause is not at their head."""
+    sound = lease.shaken.intersection(event.shard for event in written.published)
+    if sound:
+        leases.forget_deaths(ports.connection, token=lease.token, shards=sound)
+        lease.shaken -= sound

@@ -167,6 +167,7 @@ class SendAgain:
         verdict = verdict_of(problem)
         if verdict is Verdict.MISCONFIGURED:
             self._topics[topic] = problem
+            self._ports.publisher.condemn(topic, problem)
         elif verdict is not Verdict.REFUSED:
             self._down = problem
 

@@ -32,6 +32,7 @@ def retry(ports: Ports) -> Result:
         psycopg.Error: the database went away; leases still held end by themselves.
     """
     run_end = ports.deadline(ports.settings.run_seconds)
+    blocked_keys.exhaust_keys(ports.connection)
     if not blocked_keys.any_due(ports.connection):
         return Result()
     result, down = Result(), probe(ports)

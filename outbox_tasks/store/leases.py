@@ -1,7 +1,7 @@
 """Shard leases: who may publish a shard, for how long, proved by a token."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from outbox_tasks.store.connection import Connection
@@ -9,10 +9,20 @@ from outbox_tasks.store.connection import Connection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """The shards a run may publish; `more` says that others were left for another run."""
+    """The shards a run may publish; `more` says that others were left for another run.
+
+    `shaken` are those of the shards that were taken over from runs that died, without progress since; `deadly` those
+    with which `DEATHS` runs in a row died, or one while it handled a single event.
+    """
 
     shards: tuple[int, ...] = ()
+    shaken: frozenset[int] = field(default_factory=frozenset)
+    deadly: frozenset[int] = field(default_factory=frozenset)
     more: bool = False
+
+
+DEATHS = 3
+"""How many runs may die with a shard, without progress, before it is published one event at a time."""
 
 
 # Claims free shards that have something pending, least recently claimed first.
@@ -41,9 +51,9 @@ WITH candidate AS MATERIALIZED (
            takeovers = s.takeovers + (s.lease_token IS NOT NULL)::int
       FROM numbered
      WHERE numbered.shard = s.shard AND numbered.place <= %(limit)s
-    RETURNING s.shard
+    RETURNING s.shard, s.takeovers > 0 AS shaken, s.takeovers >= %(deaths)s OR s.suspect IS NOT NULL AS deadly
 )
-SELECT shard, (SELECT count(*) FROM candidate) > %(limit)s FROM claimed
+SELECT shard, shaken, deadly, (SELECT count(*) FROM candidate) > %(limit)s FROM claimed
 """
 
 # Keeps, until the transaction ends, the leases that are still this token's. A shard taken over is not returned;
@@ -58,8 +68,46 @@ SELECT shard FROM outbox_shard
 # Gives leases back. Changes nothing where the token has been replaced.
 RELEASE = """
 UPDATE outbox_shard
-   SET lease_token = NULL, lease_owner = NULL, leased_until = NULL, takeovers = 0
+   SET lease_token = NULL, lease_owner = NULL, leased_until = NULL, takeovers = 0, suspect = NULL
  WHERE lease_token = %(token)s AND shard = ANY(%(shards)s)
+"""
+
+# Forgets earlier deaths once a shard moves on. Changes nothing where the token has been replaced.
+FORGET_DEATHS = """
+UPDATE outbox_shard SET takeovers = 0
+ WHERE lease_token = %(token)s AND shard = ANY(%(shards)s) AND takeovers > 0
+"""
+
+# Notes which event a run is about to handle on its own: the first pending one. Reads no payload, for that may be
+# what kills. Locks the run's own lease.
+SUSPECT = """
+UPDATE outbox_shard AS s SET suspect = head.event_id
+  FROM (SELECT o.event_id, o.id FROM outbox AS o
+         WHERE o.shard = %(shard)s AND o.state = 'pending' ORDER BY o.id LIMIT 1) AS head
+ WHERE s.lease_token = %(token)s AND s.shard = %(shard)s
+RETURNING head.id
+"""
+
+# Blocks the keys of the events that killed the runs which handled them on their own, before anything reads these
+# events again. Lock order: shards, the events, their keys; nobody else changes pending events of leased shards.
+ACCUSE = """
+WITH mine AS MATERIALIZED (
+    SELECT shard, suspect FROM outbox_shard
+     WHERE lease_token = %(token)s AND suspect IS NOT NULL ORDER BY shard FOR UPDATE
+), guilty AS (
+    UPDATE outbox AS o SET state = 'held', attempts = o.attempts + 1, last_error = %(reason)s
+      FROM mine WHERE o.event_id = mine.suspect AND o.state = 'pending'
+    RETURNING o.ordering_key, o.topic, o.event_id
+), blocked AS (
+    INSERT INTO outbox_blocked_key AS b (ordering_key, topic, event_id, kind, reason)
+    SELECT ordering_key, topic, event_id, 'exhausted', %(reason)s FROM guilty ORDER BY ordering_key
+        ON CONFLICT (ordering_key) DO UPDATE
+       SET event_id = excluded.event_id, kind = 'exhausted', reason = excluded.reason, retry_at = NULL,
+           lease_token = NULL, lease_owner = NULL, leased_until = NULL
+)
+UPDATE outbox_shard AS s SET suspect = NULL, takeovers = 0
+  FROM mine WHERE s.shard = mine.shard
+RETURNING mine.suspect
 """
 
 # Ends the leases of a run that died: free at once, but still marked as taken over from somebody.
@@ -68,15 +116,32 @@ UPDATE outbox_shard SET leased_until = clock_timestamp() WHERE lease_owner = %(o
 """
 
 EXPIRE_KEYS = """
-UPDATE outbox_blocked_key SET leased_until = clock_timestamp() WHERE lease_owner = %(owner)s AND lease_token IS NOT NULL
+UPDATE outbox_blocked_key SET leased_until = clock_timestamp()
+ WHERE lease_owner = %(owner)s AND lease_token IS NOT NULL
+"""
+
+# Gives back the leases of a run that lost its connection, but lives: nobody died.
+GIVE_BACK = """
+UPDATE outbox_shard SET lease_token = NULL, lease_owner = NULL, leased_until = NULL, suspect = NULL
+ WHERE lease_owner = %(owner)s
+"""
+
+GIVE_BACK_KEYS = """
+UPDATE outbox_blocked_key SET lease_token = NULL, lease_owner = NULL, leased_until = NULL
+ WHERE lease_owner = %(owner)s
 """
 
 
 def claim(connection: Connection, *, token: UUID, owner: str, limit: int, seconds: float) -> Claim:
     """Lease up to `limit` free shards with something pending, for `seconds` of the database's clock."""
-    parameters = {"token": token, "owner": owner, "limit": limit, "seconds": seconds}
+    parameters = {"token": token, "owner": owner, "limit": limit, "seconds": seconds, "deaths": DEATHS}
     rows = connection.execute(CLAIM, parameters).fetchall()
-    return Claim(shards=tuple(sorted(row[0] for row in rows)), more=bool(rows) and bool(rows[0][1]))
+    return Claim(
+        shards=tuple(sorted(row[0] for row in rows)),
+        shaken=frozenset(row[0] for row in rows if row[1]),
+        deadly=frozenset(row[0] for row in rows if row[2]),
+        more=any(row[3] for row in rows),
+    )
 
 
 def lock(connection: Connection, *, token: UUID, shards: Collection[int]) -> list[int]:
@@ -88,6 +153,29 @@ def release(connection: Connection, *, token: UUID, shards: Collection[int]) -> 
     """Give shards back at once."""
     if shards:
         connection.execute(RELEASE, {"token": token, "shards": list(shards)})
+
+
+def forget_deaths(connection: Connection, *, token: UUID, shards: Collection[int]) -> None:
+    """Note that shards moved on: earlier deaths had other causes than their oldest event."""
+    connection.execute(FORGET_DEATHS, {"token": token, "shards": list(shards)})
+
+
+def suspect(connection: Connection, *, token: UUID, shard: int) -> int | None:
+    """Note the first pending event of a shard as the one about to be handled; returns its id, None if there is none."""
+    row = connection.execute(SUSPECT, {"token": token, "shard": shard}).fetchone()
+    return None if row is None else int(row[0])
+
+
+def accuse(connection: Connection, *, token: UUID) -> list[UUID]:
+    """Block the keys of events that were being handled when the last run died; returns these events' ids."""
+    reason = "the process died each time it handled this event, last when it handled nothing else"
+    return [row[0] for row in connection.execute(ACCUSE, {"token": token, "reason": reason})]
+
+
+def give_back(connection: Connection, *, owner: str) -> None:
+    """Give back every lease of a run that lost its connection before it could."""
+    connection.execute(GIVE_BACK, {"owner": owner})
+    connection.execute(GIVE_BACK_KEYS, {"owner": owner})
 
 
 def expire(connection: Connection, *, owner: str) -> int:

@@ -1,6 +1,6 @@
 """Writes down what became of a batch, in one short transaction that a lost lease turns into nothing."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar
 from uuid import UUID
@@ -11,7 +11,7 @@ from outbox_tasks.event import Event
 from outbox_tasks.store import blocked_keys, leases
 from outbox_tasks.store.connection import Connection
 
-Kind = Literal["refused", "misconfigured"]
+Kind = Literal["refused", "misconfigured", "exhausted"]
 
 Leased = TypeVar("Leased", int, str)
 
@@ -20,12 +20,13 @@ Leased = TypeVar("Leased", int, str)
 class Refusal:
     """An event that Kafka, or a check before sending, did not take.
 
-    `kind` refused: it is this event's fault and costs it an attempt. misconfigured: it is not.
-    `retry_seconds`: when its key is tried again.
+    `kind` refused: it is this event's fault and costs it an attempt; exhausted: the last one. misconfigured: it is
+    not the event's fault. `topic`: where it was to go, if known. `retry_seconds`: when its key is tried again.
     """
 
     event: Event
     kind: Kind
+    topic: str | None
     reason: str
     retry_seconds: float
 
@@ -61,24 +62,37 @@ UPDATE outbox SET state = 'published', published_at = clock_timestamp()
  WHERE event_id = ANY(%(ids)s) AND event_id BETWEEN %(first)s AND %(last)s AND state = %(state)s
 """
 
-# Blocks keys, or says why they are blocked now. Rows that were there are locked already.
+PATIENCE = 20
+"""A key that waits for a topic another key is tried for comes to its own turn this many waits later, in case."""
+
+# Blocks keys, or says why they are blocked now. Rows that were there are locked already. Of the keys that wait for one
+# thing to be put right (a topic, or a route) one is tried every interval, for all: the first, if there is none yet.
 BLOCK = """
 INSERT INTO outbox_blocked_key AS b (ordering_key, topic, event_id, kind, reason, retry_at)
 SELECT r.ordering_key, r.topic, r.event_id, r.kind, r.reason,
-       clock_timestamp() + r.retry_seconds * interval '1 second'
-  FROM jsonb_to_recordset(%(refusals)s) AS r (
-       ordering_key text, topic text, event_id uuid, kind text, reason text, retry_seconds float8)
+       clock_timestamp() + interval '1 second' * r.retry_seconds * CASE
+           WHEN r.kind = 'exhausted' THEN NULL
+           WHEN r.kind = 'misconfigured' AND (r.place > 1 OR EXISTS (
+                SELECT FROM outbox_blocked_key AS tried
+                 WHERE tried.kind = 'misconfigured' AND tried.ordering_key <> r.ordering_key
+                   AND coalesce(tried.topic, tried.reason) = coalesce(r.topic, r.reason)
+                   AND tried.retry_at <= clock_timestamp() + interval '1 second' * r.retry_seconds))
+           THEN %(patience)s
+           ELSE 1 END
+  FROM (SELECT *, row_number() OVER (PARTITION BY kind, coalesce(topic, reason) ORDER BY ordering_key) AS place
+          FROM jsonb_to_recordset(%(refusals)s) AS given (
+               ordering_key text, topic text, event_id uuid, kind text, reason text, retry_seconds float8)) AS r
  ORDER BY r.ordering_key
     ON CONFLICT (ordering_key) DO UPDATE
    SET topic = excluded.topic, event_id = excluded.event_id, kind = excluded.kind, reason = excluded.reason,
-       retry_at = excluded.retry_at,
+       retry_at = excluded.retry_at, takeovers = 0,
        lease_token = NULL, lease_owner = NULL, leased_until = NULL
 """
 
 # Marks the refused events themselves; only what is the event's own fault counts as an attempt.
 REFUSED = """
 UPDATE outbox AS o
-   SET state = 'held', last_error = r.reason, attempts = o.attempts + (r.kind = 'refused')::int
+   SET state = 'held', last_error = r.reason, attempts = o.attempts + (r.kind <> 'misconfigured')::int
   FROM jsonb_to_recordset(%(refusals)s) AS r (event_id uuid, kind text, reason text)
  WHERE o.event_id = r.event_id AND o.event_id BETWEEN %(first)s AND %(last)s AND o.state = %(state)s
 """
@@ -118,18 +132,26 @@ def settle(connection: Connection, settlement: Settlement, *, token: UUID, shard
 def settle_held(connection: Connection, settlement: Settlement, *, token: UUID, keys: Collection[str]) -> Settled[str]:
     """Write down what became of held events of leased keys, and free the keys that hold nothing any more.
 
-    Nothing is written of a key whose lease `token` no longer holds; a refused key's lease is given back.
-    Lock order: blocked keys, events.
+    Nothing is written of a key whose lease `token` no longer holds; a refused key's lease is given back. Where a key
+    moved that had waited for a topic, the others that wait for it are due at once. Lock order: blocked keys, events.
     """
     with connection.transaction():
-        leased = frozenset(blocked_keys.lock_leased_keys(connection, token=token, keys=keys))
+        leased = blocked_keys.lock_leased_keys(connection, token=token, keys=keys)
         mine = settlement.of_keys(leased)
         _mark_published(connection, mine.published, state="held")
         _mark_refused(connection, mine.refused, state="held")
         _block(connection, mine.refused)
         freed = blocked_keys.free_keys(connection, token=token, keys=leased)
+    _wake_fellows(connection, mine, leased)
     refused = {refusal.event.ordering_key for refusal in mine.refused}
-    return Settled(written=mine, leased=leased.difference(freed, refused))
+    return Settled(written=mine, leased=frozenset(leased).difference(freed, refused))
+
+
+def _wake_fellows(connection: Connection, settlement: Settlement, causes: Mapping[str, str | None]) -> None:
+    """Make keys due that wait for what has turned out to work."""
+    working = {cause for event in settlement.published if (cause := causes[event.ordering_key]) is not None}
+    if working:
+        blocked_keys.make_due(connection, causes=working)
 
 
 def _still_blocked(connection: Connection, settlement: Settlement) -> list[Event]:
@@ -142,7 +164,7 @@ def _still_blocked(connection: Connection, settlement: Settlement) -> list[Event
 
 def _block(connection: Connection, refusals: Sequence[Refusal]) -> None:
     if refusals:
-        connection.execute(BLOCK, {"refusals": _as_records(refusals)})
+        connection.execute(BLOCK, {"refusals": _as_records(refusals), "patience": PATIENCE})
 
 
 def _mark_published(connection: Connection, events: Sequence[Event], *, state: str) -> None:
@@ -173,7 +195,7 @@ def _as_records(refusals: Iterable[Refusal]) -> Jsonb:
 def _as_record(refusal: Refusal) -> dict[str, object]:
     return {
         "ordering_key": refusal.event.ordering_key,
-        "topic": refusal.event.topic,
+        "topic": refusal.topic,
         "event_id": str(refusal.event.event_id),
         "kind": refusal.kind,
         "reason": refusal.reason,

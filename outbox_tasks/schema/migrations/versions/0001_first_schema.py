@@ -124,6 +124,7 @@ CREATE TABLE outbox_blocked_key (
     reason text NOT NULL,
     blocked_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     retry_at timestamptz,
+    takeovers integer NOT NULL DEFAULT 0,
     lease_token uuid,
     lease_owner text,
     leased_until timestamptz,

@@ -1,0 +1,51 @@
+"""Commands for those who deploy: make the tables, look for what is wrong."""
+
+import sys
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from outbox_tasks import worker
+from outbox_tasks.cli.support import as_json, plainly, print_json, settings_in
+from outbox_tasks.schema import migrate as schema
+from outbox_tasks.upkeep.check import Finding
+from outbox_tasks.upkeep.check import check as check_deployment
+
+
+@click.command()
+@click.option("--sql", is_flag=True, help="Print the statements instead of running them.")
+@click.pass_context
+@plainly
+def migrate(context: click.Context, *, sql: bool) -> None:
+    """Make the outbox's tables, or bring them to this version."""
+    if sql:
+        schema.write_sql(sys.stdout)
+        return
+    schema.upgrade(settings_in(context).conninfo)
+    click.echo(f"the database is at outbox schema {schema.head()}")
+
+
+@click.command()
+@as_json
+@click.pass_context
+@plainly
+def check(context: click.Context, *, as_json: bool) -> None:
+    """Look for what a deployment gets wrong; exits with 1 where something is."""
+    settings = settings_in(context)
+    publisher = worker.new_publisher(settings)
+    findings = check_deployment(settings, publisher)
+    publisher.close()
+    if as_json:
+        print_json([finding._asdict() for finding in findings])
+    else:
+        _print(findings)
+    context.exit(not all(finding.right for finding in findings))
+
+
+def _print(findings: list[Finding]) -> None:
+    table = Table("", "what", "found", box=None, pad_edge=False)
+    for finding in findings:
+        mark = "[green]ok[/]" if finding.right else "[red]wrong[/]"
+        table.add_row(mark, finding.subject, finding.detail)
+    Console().print(table)

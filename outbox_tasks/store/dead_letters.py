@@ -1,0 +1,206 @@
+"""Dead letters: events given up on, and what people do with them."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import ClassVar
+from uuid import UUID
+
+from psycopg.rows import class_row, dict_row
+
+from outbox_tasks.store.connection import Connection
+
+# Moves the event of every exhausted key to the dead letters, writes a copy for the dead-letter topic, and lets the key
+# go on or wait. All or nothing, in one statement. Locks the keys' rows, passing over locked ones; nobody else changes
+# held events of such a key. The copy of a copy is not written: a dead-letter topic that refuses must not feed itself.
+BURY = """
+WITH exhausted AS MATERIALIZED (
+    SELECT ordering_key, event_id, reason, topic FROM outbox_blocked_key
+     WHERE kind = 'exhausted' ORDER BY blocked_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+), moved AS (
+    DELETE FROM outbox AS o USING exhausted AS x
+     WHERE o.event_id = x.event_id AND o.state = 'held'
+    RETURNING o.*, x.reason, coalesce(x.topic, o.topic) AS sent_to
+), buried AS (
+    INSERT INTO outbox_dead_letter AS d (event_id, id, aggregate_type, aggregate_id, event_type, topic, partition_key,
+                payload, payload_bytes, headers, created_at, attempts, error, ordering_key, sent_to)
+    SELECT event_id, id, aggregate_type, aggregate_id, event_type, topic, partition_key,
+           payload, payload_bytes, headers, created_at, attempts, reason, ordering_key, sent_to
+      FROM moved
+        ON CONFLICT (event_id) DO UPDATE
+       SET attempts = excluded.attempts, error = excluded.error, sent_to = excluded.sent_to,
+           died_at = clock_timestamp(), deaths = d.deaths + 1,
+           resolution = NULL, resolved_at = NULL, resolved_reason = NULL
+), copied AS (
+    INSERT INTO outbox (aggregate_type, aggregate_id, event_type, topic, partition_key, payload, payload_bytes, headers)
+    SELECT aggregate_type, aggregate_id, event_type, %(topic)s, partition_key, payload, payload_bytes,
+           headers || jsonb_strip_nulls(jsonb_build_object(
+               'dead_letter_event_id', event_id::text,
+               'dead_letter_topic', sent_to,
+               'dead_letter_key', coalesce(partition_key, aggregate_id),
+               'dead_letter_error', reason,
+               'dead_letter_attempts', attempts::text,
+               'dead_letter_created_at', to_json(created_at) #>> '{}',
+               'dead_letter_died_at', to_json(clock_timestamp()) #>> '{}'))
+      FROM moved
+     WHERE %(topic)s::text IS NOT NULL AND sent_to IS DISTINCT FROM %(topic)s
+     ORDER BY id
+), on_with_it AS (
+    UPDATE outbox_blocked_key AS b
+       SET kind = CASE WHEN %(wait)s THEN 'dead' ELSE 'refused' END,
+           retry_at = CASE WHEN %(wait)s THEN NULL ELSE clock_timestamp() END
+      FROM exhausted AS x WHERE x.ordering_key = b.ordering_key
+)
+SELECT event_id, ordering_key, reason FROM moved
+"""
+
+# What the people's commands select dead letters by; a filter that is NULL lets everything through.
+SELECT_IDS = """
+SELECT event_id FROM outbox_dead_letter
+ WHERE resolution IS NULL
+   AND (%(ids)s::uuid[] IS NULL OR event_id = ANY(%(ids)s))
+   AND (%(key)s::text IS NULL OR ordering_key = %(key)s OR coalesce(partition_key, aggregate_id) = %(key)s)
+   AND (%(topic)s::text IS NULL OR sent_to = %(topic)s)
+   AND (%(error)s::text IS NULL OR position(lower(%(error)s) IN lower(error)) > 0)
+   AND (%(since)s::timestamptz IS NULL OR died_at >= %(since)s)
+   AND (%(until)s::timestamptz IS NULL OR died_at < %(until)s)
+ ORDER BY id
+"""
+
+LIST = """
+SELECT event_id, aggregate_type, aggregate_id, event_type, sent_to AS topic,
+       coalesce(partition_key, aggregate_id) AS key, attempts, error, created_at, died_at, deaths,
+       resolution, resolved_at, resolved_reason
+  FROM outbox_dead_letter
+ WHERE event_id = ANY(%(ids)s) ORDER BY id
+"""
+
+SHOW = """
+SELECT * FROM outbox_dead_letter WHERE event_id = %(id)s
+"""
+
+# Makes sure the keys of dead letters are blocked, and due: their events wait there, in their old place, for the next
+# retry. Takes the keys' rows first, in order, as everything does. A key that waits because of another event, to bury
+# it or to hear what a person decides, goes on waiting.
+OPEN_KEYS = """
+INSERT INTO outbox_blocked_key AS b (ordering_key, topic, event_id, kind, reason, retry_at)
+SELECT DISTINCT ON (ordering_key) ordering_key, sent_to, event_id, 'refused', 'redriven', clock_timestamp()
+  FROM outbox_dead_letter WHERE event_id = ANY(%(ids)s) AND resolution IS NULL
+ ORDER BY ordering_key, id
+    ON CONFLICT (ordering_key) DO UPDATE
+   SET kind = 'refused', retry_at = clock_timestamp()
+ WHERE b.kind IN ('refused', 'misconfigured') OR (b.kind = 'dead' AND b.event_id = ANY(%(ids)s))
+"""
+
+# Puts dead letters back: the same event, the same place in the order, its attempts to spend anew.
+REDRIVE = """
+WITH redriven AS (
+    UPDATE outbox_dead_letter
+       SET resolution = 'redriven', resolved_at = clock_timestamp(), resolved_reason = %(reason)s
+     WHERE event_id = ANY(%(ids)s) AND resolution IS NULL
+    RETURNING *
+)
+INSERT INTO outbox (event_id, id, aggregate_type, aggregate_id, event_type, topic, partition_key,
+                    payload, payload_bytes, headers, created_at, state, last_error)
+SELECT event_id, id, aggregate_type, aggregate_id, event_type, topic, partition_key,
+       payload, payload_bytes, headers, created_at, 'held', error
+  FROM redriven ORDER BY id
+    ON CONFLICT (event_id) DO NOTHING
+"""
+
+# Lets keys go on that waited for a person to decide on one of these dead letters.
+LET_GO_ON = """
+UPDATE outbox_blocked_key AS b SET kind = 'refused', retry_at = clock_timestamp()
+ WHERE b.kind = 'dead' AND b.event_id = ANY(%(ids)s)
+"""
+
+DISCARD = """
+UPDATE outbox_dead_letter
+   SET resolution = 'discarded', resolved_at = clock_timestamp(), resolved_reason = %(reason)s
+ WHERE event_id = ANY(%(ids)s) AND resolution IS NULL
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buried:
+    """An event that has become a dead letter."""
+
+    event_id: UUID
+    ordering_key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which dead letters are meant; what is None does not matter. `error` is part of the error's text."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    ids: list[UUID] | None = None
+    key: str | None = None
+    topic: str | None = None
+    error: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything is meant."""
+        return all(value is None for value in asdict(self).values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A dead letter as a person reads it in a list."""
+
+    event_id: UUID
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    topic: str | None
+    key: str
+    attempts: int
+    error: str
+    created_at: datetime
+    died_at: datetime
+    deaths: int
+    resolution: str | None
+    resolved_at: datetime | None
+    resolved_reason: str | None
+
+
+def bury(connection: Connection, *, limit: int, topic: str | None, wait: bool) -> list[Buried]:
+    """Make dead letters of up to `limit` exhausted events; `topic` gets copies, `wait` keeps their keys blocked."""
+    with connection.cursor(row_factory=class_row(Buried)) as cursor:
+        return cursor.execute(BURY, {"limit": limit, "topic": topic, "wait": wait}).fetchall()
+
+
+def select(connection: Connection, wanted: Filter) -> list[UUID]:
+    """Return the ids of unresolved dead letters, oldest event first."""
+    return [row[0] for row in connection.execute(SELECT_IDS, asdict(wanted))]
+
+
+def describe(connection: Connection, ids: Sequence[UUID]) -> list[DeadLetter]:
+    """Return dead letters as a person reads them, oldest event first."""
+    with connection.cursor(row_factory=class_row(DeadLetter)) as cursor:
+        return cursor.execute(LIST, {"ids": list(ids)}).fetchall()
+
+
+def show(connection: Connection, event_id: UUID) -> dict[str, object] | None:
+    """Return everything about one dead letter, payload and all; None if there is none."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(SHOW, {"id": event_id}).fetchone()
+
+
+def redrive(connection: Connection, ids: Sequence[UUID], *, reason: str) -> int:
+    """Put dead letters back in their old place; returns how many there were to put back. Lock order: keys, events."""
+    with connection.transaction():
+        connection.execute(OPEN_KEYS, {"ids": list(ids)})
+        return connection.execute(REDRIVE, {"ids": list(ids), "reason": reason}).rowcount
+
+
+def discard(connection: Connection, ids: Sequence[UUID], *, reason: str) -> int:
+    """Give dead letters up for good, and let their keys go on; returns how many there were."""
+    with connection.transaction():
+        connection.execute(LET_GO_ON, {"ids": list(ids)})
+        return connection.execute(DISCARD, {"ids": list(ids), "reason": reason}).rowcount
