@@ -7,7 +7,7 @@ from typing import Any
 
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType
-from kafka.errors import KafkaError, KafkaTimeoutError, UnknownTopicOrPartitionError, for_code
+from kafka.errors import KafkaError, UnknownTopicOrPartitionError, for_code
 
 from outbox_tasks.deadline import Clock, Deadline
 from outbox_tasks.errors import BrokerUnavailableError, MisconfiguredError, TopicMissingError
@@ -67,6 +67,8 @@ class KafkaPythonPublisher:
 
     def send(self, records: Sequence[Record], *, deadline: Deadline, stopping: Stopping) -> Sent:
         self.open()
+        if deadline.passed:
+            return [NotSentError("it was too late to send")] * len(records)
         futures = self._hand_over(records)
         return [_outcome(future, deadline, stopping) for future in futures]
 
@@ -169,7 +171,7 @@ def _outcome(future: Any, deadline: Deadline, stopping: Stopping) -> BaseExcepti
             return NotSentError("not acknowledged in time")
         if stopping():
             return NotSentError("asked to stop before it was acknowledged")
-        with suppress(KafkaTimeoutError):
+        with suppress(KafkaError, OSError):  # the future keeps it
             future.get(timeout=min(_LOOK_UP_SECONDS, deadline.left()))
     error: BaseException | None = future.exception
     return error

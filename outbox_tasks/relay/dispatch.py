@@ -1,7 +1,8 @@
 """The dispatch run: claim shards, then read, publish and settle until they are empty, and release them."""
 
 import logging
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -35,13 +36,17 @@ class Lease:
     shaken: frozenset[int] = frozenset()
     deadly: frozenset[int] = frozenset()
 
-    def advance(self, batch: list[Event], *, limit: int) -> list[int]:
-        """Note what was read; return the shards of which everything was."""
-        counts = dict.fromkeys(self.after, 0)
+    def advance(self, batch: Sequence[Event], written: Settlement) -> None:
+        """Note up to where each shard is done: up to the first event that was read and stays pending.
+
+        Reading on behind that one would publish what comes after it in its key before it.
+        """
+        halted, moved = set[int](), written.event_ids
         for event in batch:
-            counts[event.shard] += 1
-            self.after[event.shard] = event.id
-        return [shard for shard, count in counts.items() if count < limit]
+            if event.event_id not in moved:
+                halted.add(event.shard)
+            elif event.shard not in halted:
+                self.after[event.shard] = event.id
 
     def keep(self, shards: Collection[int]) -> None:
         """Forget all shards but these."""
@@ -74,7 +79,7 @@ def dispatch(ports: Ports, *, wake_another: Callable[[], None] = nobody) -> Resu
             wake_another()
         first = False
         result, down = _work(lease, result, ports, run_end)
-        if down is not None:
+        if down is not None and not ports.stopping():
             return stopped_by(result, down)
     if not ports.stopping():
         wake_another()
@@ -134,7 +139,9 @@ def _publish_batch(lease: Lease, result: Result, ports: Ports, *, limit: int) ->
     fate = publish(batch, ports, deadline=lease.end.within(ports.settings.delivery_seconds))
     settled = settle(ports.connection, settlement_of(fate, ports), token=lease.token, shards=lease.after)
     _forget_deaths(lease, settled.written, ports)
-    drained = lease.advance(batch, limit=limit)
+    lease.advance(batch, settled.written)
+    counts = Counter(event.shard for event in batch)
+    drained = [shard for shard in lease.after if counts[shard] < limit]
     leases.release(ports.connection, token=lease.token, shards=drained)
     lease.keep(settled.leased.difference(drained))
     return result.plus(settled.written), fate.down

@@ -41,7 +41,7 @@ def retry(ports: Ports) -> Result:
         if not lease.keys:
             return result
         result, down = _work(lease, result, ports, run_end)
-    if down is not None:
+    if down is not None and not ports.stopping():
         return stopped_by(result, down)
     return replace(result, status=Status.STOPPED if ports.stopping() else Status.MORE)
 

@@ -39,6 +39,12 @@ class Settlement:
     refused: Sequence[Refusal] = ()
     followers: Sequence[Event] = ()
 
+    @property
+    def event_ids(self) -> frozenset[UUID]:
+        """The ids of all events in it."""
+        refused = [refusal.event for refusal in self.refused]
+        return frozenset(event.event_id for event in (*self.published, *refused, *self.followers))
+
     def of(self, shards: Collection[int]) -> "Settlement":
         """Return the part that concerns some shards."""
         return Settlement(
