@@ -71,11 +71,24 @@ class InvalidRecordError(PublisherError):
 
 
 class InvalidFilterError(OutboxError, ValueError):
-    """It is not clear which dead letters are meant."""
+    """It is not clear which events are meant."""
 
     def __init__(self, problem: str) -> None:
-        super().__init__(f"which dead letters? {problem}")
+        super().__init__(f"which events? {problem}")
 
 
 class NotBlockedError(OutboxError):
     """A key cannot be tried now."""
+
+
+class NoSuchEventError(OutboxError):
+    """There is no event with this id, neither in the outbox nor among the dead letters."""
+
+    def __init__(self, event_id: object) -> None:
+        super().__init__(
+            f"there is no event {event_id}: it was rolled back, or published and dropped with its partition since"
+        )
+
+
+class NoSuchReplayError(OutboxError):
+    """There is no such replay, or it is over."""

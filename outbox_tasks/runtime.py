@@ -2,23 +2,38 @@
 
 import logging
 import mmap
+import platform
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, Protocol
 
 import psycopg
 
+from outbox_tasks.deadline import Deadline
 from outbox_tasks.ports import Ports
 from outbox_tasks.publishing.kafka_python import KafkaPythonPublisher
 from outbox_tasks.publishing.publisher import Publisher
+from outbox_tasks.relay.result import Status
 from outbox_tasks.settings import Settings
-from outbox_tasks.store import leases
+from outbox_tasks.store import leases, runs
 from outbox_tasks.store.connection import Connection, connect
+from outbox_tasks.store.runs import Ended
 
 log = logging.getLogger(__name__)
 
-R = TypeVar("R")
+Report = dict[str, Any]
+"""What a task returns."""
+
+IDLE_SECONDS = 10.0
+"""How often a run that finds nothing to do is written down all the same: a sign of life for `outbox check`."""
+
+
+class Reportable(Protocol):
+    """What a loop returns."""
+
+    def as_dict(self) -> Report:
+        """Return what reads well in Flower."""
 
 
 class StopFlag:
@@ -49,20 +64,34 @@ class Runtime:
         self._connection: Connection | None = None
         self._publisher: Publisher = KafkaPythonPublisher(settings, clock=time.monotonic)
         self._abandoned: dict[str, Callable[..., object]] = {}
+        self._idle_until: dict[str, Deadline] = {}
 
-    def run(self, loop: Callable[[Ports], R], *, owner: str) -> R:
-        """Run a loop. Whatever breaks it, what it had leased is free as soon as the database can be reached.
+    def run(self, loop: Callable[[Ports], Reportable], *, task: str, owner: str) -> Report:
+        """Run a loop, and write down what it did. Returns its report.
 
-        A lost connection is nobody's fault. Anything else may be an event's: it counts as a death.
+        Whatever breaks it, what it had leased is free as soon as the database can be reached. A lost connection is
+        nobody's fault. Anything else may be an event's: it counts as a death.
         """
+        started = time.monotonic()
         try:
-            return loop(self._ports(owner))
+            ports = self._ports(owner)
+            report = loop(ports).as_dict()
+            self._record(ports, task, report, seconds=time.monotonic() - started)
         except (psycopg.OperationalError, psycopg.InterfaceError):
             self._abandon(owner, leases.give_back)
             raise
         except BaseException:
             self._abandon(owner, leases.expire)
             raise
+        return report
+
+    def _record(self, ports: Ports, task: str, report: Report, *, seconds: float) -> None:
+        """Write a run down, unless it had nothing to do and one like it was written down a moment ago."""
+        idle = report.get("status") == Status.IDLE
+        if idle and task in self._idle_until and not self._idle_until[task].passed:
+            return
+        self._idle_until[task] = Deadline.after(IDLE_SECONDS if idle else 0)
+        runs.record(ports.connection, Ended(task, ports.owner, platform.node(), seconds, report))
 
     def _abandon(self, owner: str, free: Callable[..., object]) -> None:
         self._abandoned[owner] = free

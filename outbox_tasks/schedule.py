@@ -17,6 +17,7 @@ def beat_schedule(settings: Settings) -> dict[str, dict[str, Any]]:
         "outbox.dispatch": settings.dispatch_seconds,
         "outbox.retry": settings.retry_tick_seconds,
         "outbox.dead_letter": settings.retry_tick_seconds,
+        "outbox.replay": settings.replay_tick_seconds,
         "outbox.maintain_partitions": settings.partitions_tick_seconds,
     }
     return {

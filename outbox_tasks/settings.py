@@ -67,6 +67,12 @@ class Settings(BaseModel):
     retry_tick_seconds: Seconds = Field(1.0, description="time between two ticks of `outbox.retry`")
     partitions_tick_seconds: Seconds = Field(3600.0, description="time between two `outbox.maintain_partitions`")
     partitions_ahead_days: Count = Field(7, description="days for which partitions are made ahead")
+    retention_days: Count = Field(7, description="days for which published events are kept")
+    retention_action: Literal["drop", "detach"] = Field("drop", description="what becomes of a day past retention")
+    dead_letter_retention_days: Count = Field(90, description="days for which decided dead letters are kept")
+    lock_seconds: Seconds = Field(0.5, description="how long maintenance waits for a lock, and writers behind it")
+    replay_tick_seconds: Seconds = Field(1.0, description="time between two ticks of `outbox.replay`")
+    replay_rate: Count = Field(500, description="events a second a replay sends unless told otherwise")
 
     batch_size: Count = Field(1000, description="events published between two settlements")
     shards_per_run: Annotated[int, Field(ge=1, le=64)] = Field(16, description="shards one claim takes at most")

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 from celery import Task, shared_task
@@ -16,22 +16,16 @@ from outbox_tasks.relay.dispatch import dispatch as dispatch_run
 from outbox_tasks.relay.flush import flush as flush_run
 from outbox_tasks.relay.redrive import read_filter
 from outbox_tasks.relay.redrive import redrive as redrive_run
+from outbox_tasks.relay.replay import Started, read_order, start
+from outbox_tasks.relay.replay import replay as replay_run
 from outbox_tasks.relay.result import Result, Status
 from outbox_tasks.relay.retry import retry as retry_run
+from outbox_tasks.runtime import Report, Reportable
 from outbox_tasks.settings import Settings
 from outbox_tasks.upkeep.check import check as check_deployment
 from outbox_tasks.upkeep.partitions import maintain_partitions as maintain
 
 log = logging.getLogger(__name__)
-
-Report = dict[str, Any]
-
-
-class Reportable(Protocol):
-    """What a loop returns."""
-
-    def as_dict(self) -> Report:
-        """Return what reads well in Flower."""
 
 
 @shared_task(bind=True, name="outbox.dispatch", ignore_result=True)
@@ -62,6 +56,18 @@ def redrive(self: Task, *, reason: str, **which: Any) -> Report:
     return _run(self, partial(redrive_run, wanted=wanted, reason=reason))
 
 
+@shared_task(bind=True, name="outbox.replay", ignore_result=False)
+def replay(self: Task, **order: Any) -> Report:
+    """Send published events again. Sent by beat to go on; by hand, with what is wanted, to begin.
+
+    Wanted: since, until (ISO 8601), topic, aggregate_type, aggregate_id, event_type, ids (a list); to_topic, rate.
+    """
+    if not order:
+        return _run(self, replay_run)
+    read = read_order(order)
+    return _run(self, lambda ports: Started(start(ports, read)))
+
+
 @shared_task(bind=True, name="outbox.flush", ignore_result=False)
 def flush(self: Task, seconds: float | None = None) -> Report:
     """Publish everything pending now and tell what is left. Sent by hand; waits `seconds`, or outbox_flush_seconds."""
@@ -90,7 +96,7 @@ def _run(task: Task, loop: Callable[[Ports], Reportable]) -> Report:
     """Run a loop with this thread's runtime. A database that is away is a result, like a broker that is away."""
     runtime = worker.runtimes_of(task.app).here()
     try:
-        report = runtime.run(loop, owner=task.request.id).as_dict()
+        report = runtime.run(loop, task=task.name, owner=task.request.id)
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         log.warning("%s: %s: %s", task.name, Status.DATABASE, error)
         return Result(status=Status.DATABASE, reason=str(error).strip()).as_dict()

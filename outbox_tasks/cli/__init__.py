@@ -5,6 +5,8 @@ import click
 from outbox_tasks.cli.blocked import blocked, retry
 from outbox_tasks.cli.dead_letters import dead_letters
 from outbox_tasks.cli.deployment import check, migrate
+from outbox_tasks.cli.replay import replay
+from outbox_tasks.cli.status import show, status, tail
 
 
 @click.group()
@@ -12,5 +14,5 @@ def outbox() -> None:
     """Make the tables and look after the outbox."""
 
 
-for command in (migrate, check, blocked, retry, dead_letters):
+for command in (status, show, tail, migrate, check, blocked, retry, dead_letters, replay):
     outbox.add_command(command)

@@ -1,14 +1,13 @@
 """Commands about dead letters: list, show, put back, give up."""
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import click
 from rich.progress import Progress
 
-from outbox_tasks.cli.support import C, as_json, connection_in, plainly, print_json, print_table
+from outbox_tasks.cli.support import C, as_json, connection_in, plainly, print_json, print_table, utc
 from outbox_tasks.errors import InvalidFilterError
 from outbox_tasks.relay.redrive import Decision, carry_out
 from outbox_tasks.store import dead_letters as store
@@ -132,9 +131,5 @@ def _watch(connection: Connection, decision: Decision, ids: Sequence[UUID], *, r
 def _filter(which: dict[str, Any]) -> Filter:
     which["ids"] = list(which["ids"]) or None
     for name in ("since", "until"):
-        which[name] = _utc(which[name])
+        which[name] = utc(which[name])
     return Filter(**which)
-
-
-def _utc(time: datetime | None) -> datetime | None:
-    return None if time is None else time.replace(tzinfo=UTC)

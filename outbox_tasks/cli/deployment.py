@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outbox_tasks import worker
+from outbox_tasks.cli.celery_checks import check_celery
 from outbox_tasks.cli.support import as_json, plainly, print_json, settings_in
 from outbox_tasks.schema import migrate as schema
 from outbox_tasks.upkeep.check import Finding
@@ -34,7 +35,7 @@ def check(context: click.Context, *, as_json: bool) -> None:
     """Look for what a deployment gets wrong; exits with 1 where something is."""
     settings = settings_in(context)
     publisher = worker.new_publisher(settings)
-    findings = check_deployment(settings, publisher)
+    findings = check_deployment(settings, publisher) + check_celery(context.obj.app, settings)
     publisher.close()
     if as_json:
         print_json([finding._asdict() for finding in findings])

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -63,6 +64,11 @@ def print_table(rows: Sequence[Any], columns: dict[str, str], *, empty: str) -> 
     for row in rows:
         table.add_row(*(_text(getattr(row, field)) for field in columns))
     Console().print(table)
+
+
+def utc(time: datetime | None) -> datetime | None:
+    """Return a time given on the command line as what it is: UTC."""
+    return None if time is None else time.replace(tzinfo=UTC)
 
 
 def _text(value: object) -> str:

@@ -1,9 +1,9 @@
 """The publisher on kafka-python: idempotent, acknowledged by all, thrown away after any failure."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType
@@ -25,6 +25,8 @@ _LINGER_MILLISECONDS = 5
 _JOIN_SECONDS = 1.0
 
 Facts = TopicFacts | BaseException
+
+T = TypeVar("T")
 
 
 class KafkaPythonPublisher:
@@ -204,9 +206,17 @@ def _facts_of(topic: Mapping[str, Any], limits: Mapping[str, Mapping[str, Any]])
     if code:
         error: BaseException = for_code(code)(f"topic {topic['name']!r}")
         return error
-    policy, size = limits.get("cleanup.policy"), limits.get("max.message.bytes")
+    told = {name: limit["value"] for name, limit in limits.items()}
     return TopicFacts(
         partitions=len(topic["partitions"]),
-        max_message_bytes=None if size is None else int(size["value"]),
-        compacted=None if policy is None else "compact" in policy["value"],
+        max_message_bytes=_if_told(told, "max.message.bytes", int),
+        compacted=_if_told(told, "cleanup.policy", lambda policy: "compact" in policy),
+        replicas=min((len(partition["replica_nodes"]) for partition in topic["partitions"]), default=None),
+        min_insync=_if_told(told, "min.insync.replicas", int),
+        unclean_election=_if_told(told, "unclean.leader.election.enable", lambda text: text == "true"),
     )
+
+
+def _if_told(told: Mapping[str, str | None], name: str, read: Callable[[str], T]) -> T | None:
+    text = told.get(name)
+    return None if text is None else read(text)

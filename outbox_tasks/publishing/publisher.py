@@ -32,6 +32,9 @@ class TopicFacts:
     partitions: int
     max_message_bytes: int | None = None
     compacted: bool | None = None
+    replicas: int | None = None
+    min_insync: int | None = None
+    unclean_election: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

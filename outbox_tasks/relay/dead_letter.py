@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass
 
 from outbox_tasks.ports import Ports
+from outbox_tasks.relay.result import Status
 from outbox_tasks.store import dead_letters
 
 log = logging.getLogger(__name__)
@@ -18,9 +19,9 @@ class Buried:
 
     dead: int
 
-    def as_dict(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, str | int]:
         """Return what is worth reading."""
-        return {"dead": self.dead}
+        return {"status": str(Status.DONE if self.dead else Status.IDLE), "dead": self.dead}
 
 
 def dead_letter(ports: Ports) -> Buried:

@@ -58,5 +58,5 @@ def read_filter(given: Mapping[str, Any]) -> Filter:
     except ValidationError as error:
         raise InvalidFilterError(str(error)) from None
     if wanted.is_empty:
-        raise InvalidFilterError("it would mean every dead letter: give ids, key, topic, error, since or until")
+        raise InvalidFilterError("it would mean all: give ids, key, topic, error, since or until")
     return wanted

@@ -1,6 +1,6 @@
 """What a run did, as it reads in Flower and in a log line."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 
 from outbox_tasks.store.settle import Settlement
@@ -27,6 +27,10 @@ class Result:
     refused: int = 0
     held: int = 0
     reason: str | None = None
+
+    def counting(self, *, published: int, refused: int) -> "Result":
+        """Return this result with so many more events."""
+        return replace(self, published=self.published + published, refused=self.refused + refused)
 
     def plus(self, written: Settlement) -> "Result":
         """Return this result with what was written down of one more batch."""

@@ -1,6 +1,7 @@
 """Looks for what a deployment gets wrong, and says how to put it right."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import psycopg
@@ -9,7 +10,15 @@ from outbox_tasks.errors import BrokerUnavailableError, MisconfiguredError, Sche
 from outbox_tasks.publishing.publisher import Publisher, TopicFacts
 from outbox_tasks.publishing.verdicts import describe
 from outbox_tasks.settings import Settings
-from outbox_tasks.store.connection import connect
+from outbox_tasks.store import partitions, runs, status
+from outbox_tasks.store.connection import Connection, connect
+
+OLDEST_POSTGRESQL = 14
+CLOCK_SECONDS = 5.0
+"""How far this machine's clock may be from the database's: ids carry the time, and people compare logs."""
+
+BEAT_SECONDS = 30.0
+"""A beat that has not made a dispatch run in this time, idle ones included, is taken for dead."""
 
 
 class Finding(NamedTuple):
@@ -22,20 +31,69 @@ class Finding(NamedTuple):
 
 def check(settings: Settings, publisher: Publisher) -> list[Finding]:
     """Look at the database, its schema, the brokers and every topic the routes name."""
-    return [_check_database(settings), *_check_kafka(settings, publisher)]
+    return [*_check_database(settings), *_check_kafka(settings, publisher)]
 
 
-def _check_database(settings: Settings) -> Finding:
+def _check_database(settings: Settings) -> Iterator[Finding]:
     try:
         with connect(settings) as connection:
-            version = connection.info.server_version
-    except (psycopg.Error, SchemaVersionError) as error:
-        return Finding("database", right=False, detail=describe(error))
-    return Finding("database", right=True, detail=f"PostgreSQL {version // 10000}, outbox schema as expected")
+            yield _version(connection)
+            yield Finding("schema", right=True, detail="of this version of outbox_tasks")
+            yield _sequence(connection)
+            yield _clock(connection)
+            yield _today(connection)
+            yield _beat(connection, settings)
+    except SchemaVersionError as error:
+        yield Finding("schema", right=False, detail=describe(error))
+    except psycopg.Error as error:
+        yield Finding("database", right=False, detail=describe(error))
+
+
+def _version(connection: Connection) -> Finding:
+    version = connection.info.server_version // 10000
+    detail = f"PostgreSQL {version}" + ("" if version >= OLDEST_POSTGRESQL else f": {OLDEST_POSTGRESQL} is the oldest")
+    return Finding("database", right=version >= OLDEST_POSTGRESQL, detail=detail)
+
+
+def _sequence(connection: Connection) -> Finding:
+    cache = status.sequence_cache(connection)
+    wrong = f"sessions draw {cache} ids at once, so order is lost: ALTER SEQUENCE outbox_id_seq CACHE 1"
+    return Finding("sequence", right=cache == 1, detail="ids are drawn one by one" if cache == 1 else wrong)
+
+
+def _clock(connection: Connection) -> Finding:
+    ahead = (datetime.now(UTC) - partitions.now(connection)).total_seconds()
+    right = abs(ahead) <= CLOCK_SECONDS
+    detail = f"{ahead:+.1f} s from the database's" + ("" if right else ": synchronise it (NTP)")
+    return Finding("this clock", right=right, detail=detail)
+
+
+def _today(connection: Connection) -> Finding:
+    today = partitions.now(connection).date()
+    days = [partition.day for partition in partitions.find(connection)]
+    ahead = sum(day > today for day in days)
+    if today in days and ahead:
+        return Finding("partitions", right=True, detail=f"today and {ahead} days ahead")
+    what = "there is none for today" if today not in days else "there is none for tomorrow"
+    return Finding(
+        "partitions", right=False, detail=f"{what}: send the task outbox.maintain_partitions, see its result"
+    )
+
+
+def _beat(connection: Connection, settings: Settings) -> Finding:
+    now = partitions.now(connection)
+    ended = [run.ended_at for run in runs.last(connection) if run.task == "outbox.dispatch"]
+    allowed = max(BEAT_SECONDS, 3 * settings.dispatch_seconds)
+    if ended and (now - ended[0]).total_seconds() <= allowed:
+        return Finding("beat and worker", right=True, detail=f"last run {(now - ended[0]).total_seconds():.0f} s ago")
+    last = "never" if not ended else f"last {(now - ended[0]).total_seconds():.0f} s ago"
+    queue = f"queue {settings.queue!r}" if settings.queue else "the app's default queue"
+    detail = f"outbox.dispatch ran {last}: is `celery beat` running, and a worker on {queue}?"
+    return Finding("beat and worker", right=False, detail=detail)
 
 
 def _check_kafka(settings: Settings, publisher: Publisher) -> Iterator[Finding]:
-    topics = sorted(set(settings.routes.values()))
+    topics = sorted({*settings.routes.values(), *filter(None, [settings.dead_letter_topic])})
     try:
         publisher.open()
         facts = publisher.facts(topics)
@@ -44,10 +102,27 @@ def _check_kafka(settings: Settings, publisher: Publisher) -> Iterator[Finding]:
         return
     yield Finding("brokers", right=True, detail=settings.bootstrap_servers)
     for topic in topics:
-        yield _check_topic(topic, facts[topic])
+        yield _check_topic(topic, facts[topic], publisher)
 
 
-def _check_topic(topic: str, facts: TopicFacts | BaseException) -> Finding:
-    if isinstance(facts, TopicFacts):
-        return Finding(f"topic {topic}", right=True, detail=f"{facts.partitions} partitions")
-    return Finding(f"topic {topic}", right=False, detail=describe(facts))
+def _check_topic(topic: str, facts: TopicFacts | BaseException, publisher: Publisher) -> Finding:
+    if not isinstance(facts, TopicFacts):
+        return Finding(f"topic {topic}", right=False, detail=describe(facts))
+    worries = list(_worries(facts, publisher))
+    detail = "; ".join([f"{facts.partitions} partitions", *worries])
+    return Finding(f"topic {topic}", right=not worries, detail=detail)
+
+
+def _worries(facts: TopicFacts, publisher: Publisher) -> Iterator[str]:
+    limit = publisher.limits.max_request_bytes
+    if facts.max_message_bytes is not None and facts.max_message_bytes < limit:
+        yield (
+            f"it takes records of {facts.max_message_bytes} bytes, the producer sends up to {limit}: "
+            "raise max.message.bytes, or lower outbox_max_payload_bytes and max_request_size"
+        )
+    if facts.replicas is not None and facts.min_insync is not None and facts.min_insync > facts.replicas:
+        yield f"min.insync.replicas {facts.min_insync} is more than its {facts.replicas} replicas: nothing can be written"
+    if facts.replicas is not None and facts.replicas > 1 and facts.min_insync == 1:
+        yield "acknowledged by one broker alone, an event is lost with it: set min.insync.replicas to 2"
+    if facts.unclean_election:
+        yield "unclean.leader.election.enable loses acknowledged events: turn it off"

@@ -1,40 +1,180 @@
-"""Makes partitions for the days to come."""
+"""Keeps the table small: days made ahead, days past retention removed, the DEFAULT partition and the books cleaned."""
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta
+from functools import partial
+from uuid import UUID
 
 import psycopg
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
 from outbox_tasks.ports import Ports
 from outbox_tasks.store import partitions
 
 log = logging.getLogger(__name__)
 
+ATTEMPTS = 5
+"""How often a lock is asked for before the next hour's run has to do it."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+PAUSE_SECONDS = 2.0
+"""Longest pause between two attempts: writers that queued up behind the first one go on meanwhile."""
+
+MOVABLE = 10_000
+"""How many events of a day are moved out of the DEFAULT partition at once, while both are locked."""
+
+PAGE = 5_000
+"""Events of the DEFAULT partition one statement looks through, and rows of the books one statement deletes."""
+
+RUNS_KEPT = timedelta(days=1)
+
+LAST_ID = UUID(int=2**128 - 1)
+
+
+@dataclass(slots=True)
 class Maintained:
-    """How many partitions were made, and which days (counted from today) have to stay in the DEFAULT partition."""
+    """What a maintenance did, and what it could not do."""
 
-    made: int
-    in_default: tuple[int, ...]
+    alone: bool = True
+    made: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    in_the_way: dict[str, partitions.InTheWay] = field(default_factory=dict)
+    busy: list[str] = field(default_factory=list)
+    in_default: dict[str, int] = field(default_factory=dict)
+    cleaned: dict[str, int] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, int | list[int]]:
+    def as_dict(self) -> dict[str, object]:
         """Return what is worth reading."""
-        return {"made": self.made} | ({"days_in_default": list(self.in_default)} if self.in_default else {})
+        if not self.alone:
+            return {"status": "another maintenance is at work"}
+        kept = {
+            name: f"{found.events} unpublished, oldest of {found.oldest:%Y-%m-%d %H:%M}"
+            for name, found in self.in_the_way.items()
+        }
+        told = {
+            "made": self.made,
+            "removed": self.removed,
+            "kept": kept,
+            "busy": self.busy,
+            "in_default": self.in_default,
+            "cleaned": self.cleaned,
+        }
+        return {"status": "done"} | {name: value for name, value in told.items() if value}
 
 
-def maintain_partitions(ports: Ports) -> Maintained:
-    """Make the partitions of today and of `outbox_partitions_ahead_days` more days, where they are missing."""
-    days = range(ports.settings.partitions_ahead_days + 1)
-    outcomes = {day: _make(ports, day) for day in days}
-    in_default = tuple(day for day, made in outcomes.items() if made is None)
-    return Maintained(made=sum(made is True for made in outcomes.values()), in_default=in_default)
+def maintain_partitions(ports: Ports, *, now: datetime | None = None) -> Maintained:
+    """Make the days ahead, remove what is past retention, clean up. `now` is the database's time unless given.
+
+    Every step is whole in itself: a maintenance that is killed leaves the rest to the next one.
+    """
+    done = Maintained()
+    with partitions.maintenance(ports.connection) as done.alone:
+        if done.alone:
+            time = partitions.now(ports.connection) if now is None else now
+            _make_days(ports, time.date(), done)
+            _remove_days(ports, time.date(), done)
+            _clean_default(ports, time, done)
+            _clean_books(ports, time, done)
+    return done
 
 
-def _make(ports: Ports, day: int) -> bool | None:
-    """Make a day's partition; None where the DEFAULT partition already has events of that day."""
+def name_of(day: date) -> str:
+    """Return the name of a day's partition."""
+    return f"outbox_{day:%Y%m%d}"
+
+
+def _make_days(ports: Ports, today: date, done: Maintained) -> None:
+    there = {partition.day for partition in partitions.find(ports.connection)}
+    ahead = (today + timedelta(days=days) for days in range(ports.settings.partitions_ahead_days + 1))
+    for day in ahead:
+        if day not in there:
+            _with_lock(name_of(day), partial(_make_day, ports, day, done), done)
+
+
+def _make_day(ports: Ports, day: date, done: Maintained) -> None:
+    """Make a day's partition, of what the DEFAULT partition has of it if that is little."""
+    lock_seconds = ports.settings.lock_seconds
     try:
-        return partitions.make_partition(ports.connection, ahead_days=day)
+        made = partitions.make(ports.connection, day=day, lock_seconds=lock_seconds)
     except psycopg.errors.CheckViolation:
-        log.warning("the DEFAULT partition has events of the day %s from today: they stay there", day)
-        return None
+        count = partitions.count_in_default(ports.connection, day=day, limit=MOVABLE)
+        if count > MOVABLE:
+            done.in_default[name_of(day)] = count
+            log.warning("the DEFAULT partition holds the events of %s: they leave it as they get old", day)
+            return
+        partitions.make_from_default(ports.connection, day=day, name=name_of(day), lock_seconds=lock_seconds)
+        made = True
+    if made:
+        done.made.append(name_of(day))
+
+
+def _remove_days(ports: Ports, today: date, done: Maintained) -> None:
+    oldest_kept = today - timedelta(days=ports.settings.retention_days)
+    for partition in partitions.find(ports.connection):
+        if partition.day < oldest_kept:
+            _with_lock(partition.name, partial(_remove_day, ports, partition.name, done), done)
+
+
+def _remove_day(ports: Ports, name: str, done: Maintained) -> None:
+    settings = ports.settings
+    found = partitions.remove(
+        ports.connection, name=name, action=settings.retention_action, lock_seconds=settings.lock_seconds
+    )
+    if found is None:
+        done.removed.append(name)
+        return
+    done.in_the_way[name] = found
+    log.warning("%s is past retention, but %s events in it are not published", name, found.events)
+
+
+def _with_lock(name: str, step: Callable[[], None], done: Maintained) -> None:
+    """Do a step that needs a lock; after some attempts leave it to the next maintenance."""
+    attempts = Retrying(
+        retry=retry_if_exception_type(psycopg.errors.LockNotAvailable),
+        stop=stop_after_attempt(ATTEMPTS),
+        wait=wait_random(0, PAUSE_SECONDS),
+        reraise=True,
+    )
+    try:
+        attempts(step)
+    except psycopg.errors.LockNotAvailable:
+        done.busy.append(name)
+        log.warning("%s: the table was busy %s times, the next maintenance tries again", name, ATTEMPTS)
+
+
+def _clean_default(ports: Ports, now: datetime, done: Maintained) -> None:
+    """Delete old published events of the DEFAULT partition page by page, for `outbox_run_seconds` at most."""
+    before = now - timedelta(days=ports.settings.retention_days)
+    end = ports.deadline(ports.settings.run_seconds)
+    first, deleted = UUID(int=0), 0
+    while not end.passed and not ports.stopping():
+        last, count = partitions.clean_default(ports.connection, first=first, before=before, limit=PAGE)
+        deleted += count
+        if last is None or last.int == LAST_ID.int:
+            break
+        first = UUID(int=last.int + 1)
+    if deleted:
+        done.cleaned["default"] = deleted
+
+
+def _clean_books(ports: Ports, now: datetime, done: Maintained) -> None:
+    dead_before = now - timedelta(days=ports.settings.dead_letter_retention_days)
+    steps: dict[str, Callable[[], int]] = {
+        "dead_letters": partial(partitions.clean_dead_letters, ports.connection, before=dead_before, limit=PAGE),
+        "runs": partial(partitions.clean_runs, ports.connection, before=now - RUNS_KEPT, limit=PAGE),
+    }
+    for name, step in steps.items():
+        count = _repeat(step, ports)
+        if count:
+            done.cleaned[name] = count
+
+
+def _repeat(step: Callable[[], int], ports: Ports) -> int:
+    total = 0
+    while not ports.stopping():
+        count = step()
+        total += count
+        if count < PAGE:
+            break
+    return total
