@@ -31,7 +31,7 @@ def _broker(app: Celery) -> Iterator[Finding]:
 
 def _eviction(client: "redis.Redis") -> Finding:
     try:
-        policy = str(client.config_get("maxmemory-policy").get("maxmemory-policy", "unknown"))  # type: ignore[union-attr]
+        policy = str(client.config_get("maxmemory-policy").get("maxmemory-policy", "unknown"))
     except redis.ResponseError:
         return Finding("redis eviction", right=True, detail="the server does not tell: see that it is noeviction")
     wrong = f"{policy}: when memory is short Redis may drop messages and queues; set maxmemory-policy noeviction"
@@ -45,6 +45,5 @@ def _consumers(app: Celery, settings: Settings) -> Finding:
     if consumers:
         return Finding("workers", right=True, detail=f"queue {queue!r} is consumed by {', '.join(sorted(consumers))}")
     others = f", though {len(active)} others answer" if active else ""
-    return Finding(
-        "workers", right=False, detail=f"nobody consumes queue {queue!r}{others}: start a worker with -Q {queue}"
-    )
+    detail = f"nobody consumes queue {queue!r}{others}: start a worker with -Q {queue}"
+    return Finding("workers", right=False, detail=detail)

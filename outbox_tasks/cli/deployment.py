@@ -10,7 +10,7 @@ from outbox_tasks import worker
 from outbox_tasks.cli.celery_checks import check_celery
 from outbox_tasks.cli.support import as_json, plainly, print_json, settings_in
 from outbox_tasks.schema import migrate as schema
-from outbox_tasks.upkeep.check import Finding
+from outbox_tasks.upkeep.check import Finding, check_beat
 from outbox_tasks.upkeep.check import check as check_deployment
 
 
@@ -35,7 +35,7 @@ def check(context: click.Context, *, as_json: bool) -> None:
     """Look for what a deployment gets wrong; exits with 1 where something is."""
     settings = settings_in(context)
     publisher = worker.new_publisher(settings)
-    findings = check_deployment(settings, publisher) + check_celery(context.obj.app, settings)
+    findings = check_deployment(settings, publisher) + check_celery(context.obj.app, settings) + [check_beat(settings)]
     publisher.close()
     if as_json:
         print_json([finding._asdict() for finding in findings])

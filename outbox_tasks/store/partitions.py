@@ -38,7 +38,7 @@ MAKE = "SELECT outbox_make_partition(%(day)s)"
 COUNT_IN_DEFAULT = """
 SELECT count(*) FROM (
     SELECT FROM outbox_default WHERE event_id >= outbox_day_floor(%(day)s) AND event_id < outbox_day_floor(%(day)s + 1)
-     LIMIT %(limit)s + 1) AS some
+     LIMIT %(limit)s + 1) AS counted
 """
 
 # Moves a day's events from the DEFAULT partition to a table that becomes that day's partition, in one transaction: both

@@ -42,7 +42,6 @@ def _check_database(settings: Settings) -> Iterator[Finding]:
             yield _sequence(connection)
             yield _clock(connection)
             yield _today(connection)
-            yield _beat(connection, settings)
     except SchemaVersionError as error:
         yield Finding("schema", right=False, detail=describe(error))
     except psycopg.Error as error:
@@ -75,9 +74,16 @@ def _today(connection: Connection) -> Finding:
     if today in days and ahead:
         return Finding("partitions", right=True, detail=f"today and {ahead} days ahead")
     what = "there is none for today" if today not in days else "there is none for tomorrow"
-    return Finding(
-        "partitions", right=False, detail=f"{what}: send the task outbox.maintain_partitions, see its result"
-    )
+    return Finding("partitions", right=False, detail=f"{what}: send the task outbox.maintain_partitions")
+
+
+def check_beat(settings: Settings) -> Finding:
+    """See that dispatch runs come regularly: that beat sends ticks and a worker runs them."""
+    try:
+        with connect(settings) as connection:
+            return _beat(connection, settings)
+    except (SchemaVersionError, psycopg.Error) as error:
+        return Finding("beat and worker", right=False, detail=f"cannot be told: {describe(error)}")
 
 
 def _beat(connection: Connection, settings: Settings) -> Finding:
@@ -121,7 +127,7 @@ def _worries(facts: TopicFacts, publisher: Publisher) -> Iterator[str]:
             "raise max.message.bytes, or lower outbox_max_payload_bytes and max_request_size"
         )
     if facts.replicas is not None and facts.min_insync is not None and facts.min_insync > facts.replicas:
-        yield f"min.insync.replicas {facts.min_insync} is more than its {facts.replicas} replicas: nothing can be written"
+        yield f"it wants {facts.min_insync} in-sync replicas and has {facts.replicas}: nothing can be written"
     if facts.replicas is not None and facts.replicas > 1 and facts.min_insync == 1:
         yield "acknowledged by one broker alone, an event is lost with it: set min.insync.replicas to 2"
     if facts.unclean_election:
