@@ -1,0 +1,1 @@
+"""Measurements, as commands: `python -m bench`. Not shipped."""
