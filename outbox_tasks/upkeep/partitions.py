@@ -1,7 +1,7 @@
 """Keeps the table small: days made ahead, days past retention removed, the DEFAULT partition and the books cleaned."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from functools import partial
@@ -87,9 +87,7 @@ def name_of(day: date) -> str:
 def _make_days(ports: Ports, today: date, done: Maintained) -> None:
     there = {partition.day for partition in partitions.find(ports.connection)}
     ahead = (today + timedelta(days=days) for days in range(ports.settings.partitions_ahead_days + 1))
-    for day in ahead:
-        if day not in there:
-            _with_lock(name_of(day), partial(_make_day, ports, day, done), done)
+    _with_locks({name_of(day): partial(_make_day, ports, day, done) for day in ahead if day not in there}, done)
 
 
 def _make_day(ports: Ports, day: date, done: Maintained) -> None:
@@ -111,9 +109,8 @@ def _make_day(ports: Ports, day: date, done: Maintained) -> None:
 
 def _remove_days(ports: Ports, today: date, done: Maintained) -> None:
     oldest_kept = today - timedelta(days=ports.settings.retention_days)
-    for partition in partitions.find(ports.connection):
-        if partition.day < oldest_kept:
-            _with_lock(partition.name, partial(_remove_day, ports, partition.name, done), done)
+    past = [partition.name for partition in partitions.find(ports.connection) if partition.day < oldest_kept]
+    _with_locks({name: partial(_remove_day, ports, name, done) for name in past}, done)
 
 
 def _remove_day(ports: Ports, name: str, done: Maintained) -> None:
@@ -128,19 +125,22 @@ def _remove_day(ports: Ports, name: str, done: Maintained) -> None:
     log.warning("%s is past retention, but %s events in it are not published", name, found.events)
 
 
-def _with_lock(name: str, step: Callable[[], None], done: Maintained) -> None:
-    """Do a step that needs a lock; after some attempts leave it to the next maintenance."""
+def _with_locks(steps: Mapping[str, Callable[[], None]], done: Maintained) -> None:
+    """Do steps that need a lock on the table. Where it stays busy, leave them to the next maintenance: all need it."""
     attempts = Retrying(
         retry=retry_if_exception_type(psycopg.errors.LockNotAvailable),
         stop=stop_after_attempt(ATTEMPTS),
         wait=wait_random(0, PAUSE_SECONDS),
         reraise=True,
     )
+    left = dict(steps)
     try:
-        attempts(step)
+        for name, step in steps.items():
+            attempts(step)
+            del left[name]
     except psycopg.errors.LockNotAvailable:
-        done.busy.append(name)
-        log.warning("%s: the table was busy %s times, the next maintenance tries again", name, ATTEMPTS)
+        done.busy += left
+        log.warning("the table was busy %s times, the next maintenance tries %s again", ATTEMPTS, ", ".join(left))
 
 
 def _clean_default(ports: Ports, now: datetime, done: Maintained) -> None:
