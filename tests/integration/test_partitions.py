@@ -42,8 +42,8 @@ def write(database_url: str, time: datetime, *, state: str = "published", count:
     with psycopg.connect(database_url) as connection:
         for number in range(count):
             connection.execute(
-                "INSERT INTO outbox (event_id, aggregate_type, aggregate_id, event_type, state, created_at, published_at)"
-                " VALUES (%s, 'order', '1', 'placed', %s, %s, %s)",
+                "INSERT INTO outbox (event_id, aggregate_type, aggregate_id, event_type, state, created_at,"
+                " published_at) VALUES (%s, 'order', '1', 'placed', %s, %s, %s)",
                 (event_id_at(time, number), state, time, time if state == "published" else None),
             )
 
@@ -155,7 +155,8 @@ def test_too_many_to_move(database_url: str, ports: Ports) -> None:
     execute(database_url, f"DROP TABLE {name_of(day_of(0).date())}")
     execute(
         database_url,
-        "INSERT INTO outbox (aggregate_type, aggregate_id, event_type) SELECT 'a', 'b', 'c' FROM generate_series(1, %s)",
+        "INSERT INTO outbox (aggregate_type, aggregate_id, event_type)"
+        " SELECT 'a', 'b', 'c' FROM generate_series(1, %s)",
         MOVABLE + 1,
     )
     done = maintain_partitions(ports)
@@ -189,8 +190,8 @@ def test_decided_dead_letters_go(database_url: str, ports: Ports) -> None:
     for number, resolution in enumerate([None, "discarded", "redriven"]):
         execute(
             database_url,
-            "INSERT INTO outbox_dead_letter (event_id, id, aggregate_type, aggregate_id, event_type, headers, created_at,"
-            " attempts, error, ordering_key, died_at, resolution, resolved_at)"
+            "INSERT INTO outbox_dead_letter (event_id, id, aggregate_type, aggregate_id, event_type, headers,"
+            " created_at, attempts, error, ordering_key, died_at, resolution, resolved_at)"
             " VALUES (%s, 1, 'a', 'b', 'c', '{}', now(), 1, 'e', 'a/b', now() - interval '1 year', %s,"
             "         CASE WHEN %s::text IS NOT NULL THEN now() - interval '89 days' END)",
             UUID(int=number),
@@ -242,7 +243,7 @@ def test_killed_at_every_statement(database_url: str, ports: Ports, part: int) -
     while ended == -signal.SIGKILL:
         _prepare(database_url)
         ended = _maintain_until_killed(database_url, statements, now)
-        maintain_partitions(ports, now=now)
+        until(lambda: maintain_partitions(ports, now=now).alone, "the server sees that the killed one is gone")
         _assert_maintained(database_url, now)
         statements += 4
     assert statements > 20
@@ -279,9 +280,9 @@ def test_writers_never_wait_long(database_url: str, ports: Ports) -> None:
         reader.execute("SELECT count(*) FROM outbox")  # and holds its locks until it ends
         writer = pool.submit(_write_steadily, database_url, stop)
         try:
-            busy = _churn(database_url, ports)
+            busy = _churn(ports)
             reader.rollback()
-            free = _churn(database_url, ports)
+            free = _churn(ports)
         finally:
             stop.set()
         waits = writer.result(timeout=60)
@@ -292,7 +293,7 @@ def test_writers_never_wait_long(database_url: str, ports: Ports) -> None:
     assert max(waits) < 4 * LOCK_SECONDS
 
 
-def _churn(database_url: str, ports: Ports) -> list[str]:
+def _churn(ports: Ports) -> list[str]:
     """Have maintenances make days and remove days, by dropping and by detaching; returns what they found busy."""
     busy: list[str] = []
     for offset, action in ((30, "drop"), (60, "detach")):
