@@ -13,7 +13,7 @@ from outbox_tasks.store.connection import Connection
 READ_BYTES = 8_000_000
 """What one read brings at most, in bytes as stored: payloads of a megabyte must not fill a child's memory."""
 
-# Pending events of each leased shard by id, on from the last one read. Locks nothing: only the holder of the lease
+# Pending events of each leased shard by id, after a given one. Locks nothing: only the holder of the lease
 # changes pending events. One index range a shard; `shard = ANY(…) ORDER BY id` would sort them all. Payloads leave
 # as the bytes that go to Kafka. `bytes_before` is what is stored before an event in its read, by the size of the rows
 # as they lie, so nothing is fetched to be measured; reading stops once that is over the budget.
