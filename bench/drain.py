@@ -56,9 +56,10 @@ def relay(rig: Rig, events: int, *, children: int) -> float:
     write_backlog(database_url, events)
     environment = rig.environment(database_url, topic, run_seconds=120, lease_seconds=180)
     app = Celery("bench", broker=rig.redis.url)
-    with rig.celery(environment, "worker", "-c", str(children), "-l", "warning"), psycopg.connect(
-        database_url, autocommit=True
-    ) as connection:
+    with (
+        rig.celery(environment, "worker", "-c", str(children), "-l", "warning"),
+        psycopg.connect(database_url, autocommit=True) as connection,
+    ):
         until(lambda: bool(app.control.ping(timeout=0.5)), "the worker")
         app.send_task("outbox.dispatch")
         until(lambda: _drained(connection), "the backlog to drain")
@@ -71,5 +72,3 @@ def _drained(connection: psycopg.Connection[tuple[object, ...]]) -> bool:
     waiting = connection.execute("SELECT FROM outbox WHERE state = 'pending' LIMIT 1").fetchone()
     running = connection.execute("SELECT FROM outbox_shard WHERE lease_token IS NOT NULL LIMIT 1").fetchone()
     return waiting is None and running is None
-
-

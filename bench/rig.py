@@ -13,7 +13,14 @@ from uuid import uuid4
 import psycopg
 
 from outbox_tasks.schema import migrate
-from outbox_tasks.testing.services import ApacheKafka, Broker, PostgresServer, RedisServer, TansuBroker, scratch_directory
+from outbox_tasks.testing.services import (
+    ApacheKafka,
+    Broker,
+    PostgresServer,
+    RedisServer,
+    TansuBroker,
+    scratch_directory,
+)
 
 KEYS = 1000
 PAYLOAD_BYTES = 200

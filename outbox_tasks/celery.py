@@ -16,6 +16,7 @@ DEFAULTS = {
     "result_expires": 3600,
     "task_send_sent_event": True,
     "timezone": "UTC",
+    "worker_consumer": "outbox_tasks.consumer:Consumer",
     "worker_prefetch_multiplier": 1,
     "worker_send_task_events": True,
 }

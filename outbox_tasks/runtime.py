@@ -146,7 +146,7 @@ class Runtimes:
 
 
 RESCUE_SECONDS = 2
-"""How long the worker's main process spends at most on each step of freeing a dead child's leases."""
+"""How long the worker's main process waits for a connection to free a dead child's leases."""
 
 
 def free_leases_of(owner: str, settings: Settings) -> int:
@@ -155,7 +155,8 @@ def free_leases_of(owner: str, settings: Settings) -> int:
     Raises:
         psycopg.OperationalError: the database could not be reached in time; the leases end by themselves.
     """
-    options = f"-c statement_timeout={RESCUE_SECONDS * 1000}"
+    # What the dead child's session was doing may hold the leases' rows until its own statement timeout ends it.
+    options = f"-c statement_timeout={round(settings.statement_seconds * 1000) + 1000}"
     with psycopg.connect(
         settings.conninfo,
         autocommit=True,

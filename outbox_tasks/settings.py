@@ -199,4 +199,9 @@ def _explain_one(problem: Mapping[str, Any]) -> str:
     name = PREFIX + ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
         return f"{name} is not set: put it into celeryconfig.py or set {name.upper()}"
-    return f"{name} is {problem['input']!r}: {message}"
+    return f"{name} is {_shown(problem)}: {message}"
+
+
+def _shown(problem: Mapping[str, Any]) -> str:
+    """Return a wrong value as it may be read by anybody: settings that can hold a password stay unseen."""
+    return repr(problem["input"]) if Settings.model_fields[problem["loc"][0]].repr else "wrong"

@@ -11,6 +11,7 @@ from celery import Celery, Task, signals
 from celery.worker.request import Request
 
 from outbox_tasks import settings as outbox_settings
+from outbox_tasks.errors import SettingsError
 from outbox_tasks.publishing.kafka_python import KafkaPythonPublisher
 from outbox_tasks.publishing.publisher import Publisher
 from outbox_tasks.runtime import Runtimes, StopFlag, free_leases_of
@@ -54,6 +55,7 @@ def new_publisher(settings: Settings) -> Publisher:
 def connect_signals() -> None:
     """Listen to the worker's life. Listening twice is listening once."""
     signals.worker_init.connect(_on_start)
+    signals.beat_init.connect(_check_settings)
     signals.worker_ready.connect(_on_ready)
     signals.worker_shutting_down.connect(_on_stopping)
     signals.worker_process_shutdown.connect(_on_end)
@@ -62,8 +64,17 @@ def connect_signals() -> None:
     signals.task_revoked.connect(_on_revoked)
 
 
-def _on_start(**_signal: Any) -> None:
+def _on_start(sender: Any, **_signal: Any) -> None:
     stopping.clear()
+    _check_settings(sender)
+
+
+def _check_settings(sender: Any, **_signal: Any) -> None:
+    """End a worker or beat whose settings are wrong. Signals swallow errors, but not this one."""
+    try:
+        settings_of(sender.app)
+    except SettingsError as error:
+        raise SystemExit(f"outbox_tasks: {error}") from None
 
 
 def _on_ready(sender: Any, **_signal: Any) -> None:

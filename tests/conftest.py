@@ -31,8 +31,8 @@ def server_directory() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def postgres(server_directory: Path) -> Iterator[PostgresServer]:
-    """Run PostgreSQL: the packaged one, or that of the directory OUTBOX_POSTGRES_BIN names."""
-    chosen = os.environ.get("OUTBOX_POSTGRES_BIN")
+    """Run PostgreSQL: the packaged one, or that of the directory TEST_POSTGRES_BIN names."""
+    chosen = os.environ.get("TEST_POSTGRES_BIN")
     with PostgresServer(server_directory / "postgres", bin_dir=Path(chosen) if chosen else None) as server:
         yield server
 
@@ -55,9 +55,9 @@ def tansu(server_directory: Path) -> Iterator[TansuBroker]:
 def kafka(server_directory: Path) -> Iterator[ApacheKafka]:
     """Run Apache Kafka, where its own behaviour is at stake.
 
-    Without Java and Maven such tests are skipped, unless OUTBOX_REQUIRE_KAFKA=1 makes that an error.
+    Without Java and Maven such tests are skipped, unless TEST_REQUIRE_KAFKA=1 makes that an error.
     """
-    if missing_tools() and os.environ.get("OUTBOX_REQUIRE_KAFKA") != "1":
+    if missing_tools() and os.environ.get("TEST_REQUIRE_KAFKA") != "1":
         pytest.skip(f"Apache Kafka needs {' and '.join(missing_tools())}, which are not installed")
     with ApacheKafka(server_directory / "kafka") as broker:
         yield broker

@@ -134,7 +134,8 @@ def verdict_of(error: BaseException) -> Verdict:
 
 def describe(error: BaseException) -> str:
     """Return what to tell a person of an error: its class, where it is not ours, and its words."""
-    text = str(error).replace("\0", "").strip()
+    silent = isinstance(error, kafka.BrokerResponseError) and not any(error.args)
+    text = str(getattr(error, "description", "") if silent else error).replace("\0", "").strip()
     name = type(error).__name__
     ours = type(error).__module__.startswith("outbox_tasks")
     return text if ours or name in text else f"{name}: {text}".removesuffix(": ")

@@ -2,12 +2,11 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from uuid import UUID
 
 from outbox_tasks.deadline import Deadline
-from outbox_tasks.event import Event
 from outbox_tasks.ports import Ports
 from outbox_tasks.relay.backoff import settlement_of
 from outbox_tasks.relay.publish import Problem, publish
@@ -25,8 +24,10 @@ def nobody() -> None:
 
 @dataclass(slots=True)
 class Lease:
-    """The shards this run may publish, each with the last id read of it; sending ends at `end`.
+    """The shards this run may publish, each with the id to read after; sending ends at `end`.
 
+    That id is 0 but for an event looked at alone: reading on from the last id seen would pass over a transaction that
+    drew its first id before it and commits now, and publish its later events before the first one.
     `shaken` are those of them an earlier run died with, `deadly` those that may have been the cause.
     """
 
@@ -35,18 +36,6 @@ class Lease:
     end: Deadline
     shaken: frozenset[int] = frozenset()
     deadly: frozenset[int] = frozenset()
-
-    def advance(self, batch: Sequence[Event], written: Settlement) -> None:
-        """Note up to where each shard is done: up to the first event that was read and stays pending.
-
-        Reading on behind that one would publish what comes after it in its key before it.
-        """
-        halted, moved = set[int](), written.event_ids
-        for event in batch:
-            if event.event_id not in moved:
-                halted.add(event.shard)
-            elif event.shard not in halted:
-                self.after[event.shard] = event.id
 
     def keep(self, shards: Collection[int]) -> None:
         """Forget all shards but these."""
@@ -139,7 +128,6 @@ def _publish_batch(lease: Lease, result: Result, ports: Ports, *, limit: int) ->
     fate = publish(batch, ports, deadline=lease.end.within(ports.settings.delivery_seconds))
     settled = settle(ports.connection, settlement_of(fate, ports), token=lease.token, shards=lease.after)
     _forget_deaths(lease, settled.written, ports)
-    lease.advance(batch, settled.written)
     counts = Counter(event.shard for event in batch)
     drained = [shard for shard in lease.after if counts[shard] < limit]
     leases.release(ports.connection, token=lease.token, shards=drained)

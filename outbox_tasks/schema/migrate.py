@@ -7,6 +7,7 @@ import psycopg
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from sqlalchemy.exc import OperationalError
 
 from outbox_tasks.errors import SchemaVersionError
 
@@ -24,8 +25,17 @@ SELECT version_num FROM outbox_alembic_version
 
 
 def upgrade(conninfo: str, *, revision: str = "head") -> None:
-    """Bring the database at `conninfo` (libpq string or URL) to `revision`; safe to run again, and twice at once."""
-    command.upgrade(_config(conninfo=conninfo), revision)
+    """Bring the database at `conninfo` (libpq string or URL) to `revision`; safe to run again, and twice at once.
+
+    Raises:
+        psycopg.OperationalError: no database answers there.
+    """
+    try:
+        command.upgrade(_config(conninfo=conninfo), revision)
+    except OperationalError as error:
+        if isinstance(error.orig, psycopg.OperationalError):
+            raise error.orig from None
+        raise
 
 
 def write_sql(out: TextIO, *, revision: str = "head") -> None:

@@ -87,10 +87,11 @@ SELECT ordering_key FROM outbox_blocked_key
 """
 
 # Frees leased keys that hold nothing any more. The caller has locked their rows, so nothing is added meanwhile.
+# OFFSET 0 keeps the look-up one per key, by index: made a join, it goes through all that all keys hold.
 FREE_KEYS = """
 DELETE FROM outbox_blocked_key AS b
  WHERE b.lease_token = %(token)s AND b.ordering_key = ANY(%(keys)s)
-   AND NOT EXISTS (SELECT FROM outbox AS o WHERE o.ordering_key = b.ordering_key AND o.state = 'held')
+   AND NOT EXISTS (SELECT FROM outbox AS o WHERE o.ordering_key = b.ordering_key AND o.state = 'held' OFFSET 0)
 RETURNING b.ordering_key
 """
 
@@ -110,10 +111,14 @@ SELECT b.ordering_key, b.topic, b.kind, b.reason, b.event_id, b.blocked_at, b.re
  LIMIT %(limit)s
 """
 
-# Gives leases on keys back. Changes nothing where the token has been replaced.
+# Gives leases on keys back. Changes nothing where the token has been replaced. Takes the locks in the order of the
+# keys, as settlements do: else the two could wait for each other.
 RELEASE_KEYS = """
-UPDATE outbox_blocked_key SET lease_token = NULL, lease_owner = NULL, leased_until = NULL, takeovers = 0
- WHERE lease_token = %(token)s
+WITH mine AS MATERIALIZED (
+    SELECT ordering_key FROM outbox_blocked_key WHERE lease_token = %(token)s ORDER BY ordering_key FOR UPDATE
+)
+UPDATE outbox_blocked_key AS b SET lease_token = NULL, lease_owner = NULL, leased_until = NULL, takeovers = 0
+  FROM mine WHERE mine.ordering_key = b.ordering_key
 """
 
 

@@ -108,10 +108,15 @@ SELECT event_id, id, aggregate_type, aggregate_id, event_type, topic, partition_
     ON CONFLICT (event_id) DO NOTHING
 """
 
-# Lets keys go on that waited for a person to decide on one of these dead letters.
+# Lets keys go on that waited for a person to decide on one of these dead letters. Takes the locks in the order of the
+# keys, as settlements do.
 LET_GO_ON = """
+WITH waiting AS MATERIALIZED (
+    SELECT ordering_key FROM outbox_blocked_key
+     WHERE kind = 'dead' AND event_id = ANY(%(ids)s) ORDER BY ordering_key FOR UPDATE
+)
 UPDATE outbox_blocked_key AS b SET kind = 'refused', retry_at = clock_timestamp()
- WHERE b.kind = 'dead' AND b.event_id = ANY(%(ids)s)
+  FROM waiting WHERE waiting.ordering_key = b.ordering_key
 """
 
 DISCARD = """

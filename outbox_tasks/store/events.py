@@ -13,19 +13,23 @@ from outbox_tasks.store.connection import Connection
 READ_BYTES = 8_000_000
 """What one read brings at most, in bytes as stored: payloads of a megabyte must not fill a child's memory."""
 
-# Pending events of each leased shard by id, on from the last one read. Locks nothing: only the holder of the lease
+# Pending events of each leased shard by id, after a given one. Locks nothing: only the holder of the lease
 # changes pending events. One index range a shard; `shard = ANY(…) ORDER BY id` would sort them all. Payloads leave
-# as the bytes that go to Kafka. `bytes_before` is what is stored before an event in its read, by the size of the rows
-# as they lie, so nothing is fetched to be measured; reading stops once that is over the budget.
+# as the bytes that go to Kafka; those of blocked keys are not fetched, for their events only change their state.
+# `bytes_before` is what is stored before an event in its read, by the size of the rows as they lie, so nothing is
+# fetched to be measured; reading stops once that is over the budget.
 READ_PENDING = """
-SELECT e.event_id, e.id, e.shard, e.ordering_key, e.aggregate_type, e.event_type, e.topic, e.key, e.value, e.headers,
-       e.attempts, b.ordering_key IS NOT NULL
+SELECT e.event_id, e.id, e.shard, e.ordering_key, e.aggregate_type, e.event_type, e.topic,
+       CASE WHEN b.ordering_key IS NULL THEN
+            convert_to(nullif(coalesce(e.partition_key, e.aggregate_id), ''), 'UTF8') END AS key,
+       CASE WHEN b.ordering_key IS NULL THEN
+            coalesce(e.payload_bytes, convert_to(e.payload::text, 'UTF8')) END AS value,
+       CASE WHEN b.ordering_key IS NULL THEN e.headers ELSE '{}' END AS headers,
+       e.attempts, b.ordering_key IS NOT NULL AS blocked
   FROM unnest(%(shards)s::smallint[], %(after)s::bigint[]) AS s (shard, after)
  CROSS JOIN LATERAL (
-       SELECT o.event_id, o.id, o.shard, o.ordering_key, o.aggregate_type, o.event_type, o.topic,
-              convert_to(nullif(coalesce(o.partition_key, o.aggregate_id), ''), 'UTF8') AS key,
-              coalesce(o.payload_bytes, convert_to(o.payload::text, 'UTF8')) AS value,
-              o.headers, o.attempts,
+       SELECT o.event_id, o.id, o.shard, o.ordering_key, o.aggregate_type, o.aggregate_id, o.event_type, o.topic,
+              o.partition_key, o.payload, o.payload_bytes, o.headers, o.attempts,
               sum(coalesce(pg_column_size(o.payload), 0) + coalesce(pg_column_size(o.payload_bytes), 0))
                   OVER (ORDER BY o.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
          FROM outbox AS o

@@ -115,9 +115,14 @@ EXPIRE = """
 UPDATE outbox_shard SET leased_until = clock_timestamp() WHERE lease_owner = %(owner)s AND lease_token IS NOT NULL
 """
 
+# Takes the locks in the order of the keys, as settlements do.
 EXPIRE_KEYS = """
-UPDATE outbox_blocked_key SET leased_until = clock_timestamp()
- WHERE lease_owner = %(owner)s AND lease_token IS NOT NULL
+WITH theirs AS MATERIALIZED (
+    SELECT ordering_key FROM outbox_blocked_key
+     WHERE lease_owner = %(owner)s AND lease_token IS NOT NULL ORDER BY ordering_key FOR UPDATE
+)
+UPDATE outbox_blocked_key AS b SET leased_until = clock_timestamp()
+  FROM theirs WHERE theirs.ordering_key = b.ordering_key
 """
 
 # Gives back the leases of a run that lost its connection, but lives: nobody died.
@@ -126,9 +131,13 @@ UPDATE outbox_shard SET lease_token = NULL, lease_owner = NULL, leased_until = N
  WHERE lease_owner = %(owner)s
 """
 
+# Takes the locks in the order of the keys, as settlements do.
 GIVE_BACK_KEYS = """
-UPDATE outbox_blocked_key SET lease_token = NULL, lease_owner = NULL, leased_until = NULL
- WHERE lease_owner = %(owner)s
+WITH theirs AS MATERIALIZED (
+    SELECT ordering_key FROM outbox_blocked_key WHERE lease_owner = %(owner)s ORDER BY ordering_key FOR UPDATE
+)
+UPDATE outbox_blocked_key AS b SET lease_token = NULL, lease_owner = NULL, leased_until = NULL
+  FROM theirs WHERE theirs.ordering_key = b.ordering_key
 """
 
 

@@ -39,12 +39,6 @@ class Settlement:
     refused: Sequence[Refusal] = ()
     followers: Sequence[Event] = ()
 
-    @property
-    def event_ids(self) -> frozenset[UUID]:
-        """The ids of all events in it."""
-        refused = [refusal.event for refusal in self.refused]
-        return frozenset(event.event_id for event in (*self.published, *refused, *self.followers))
-
     def of(self, shards: Collection[int]) -> "Settlement":
         """Return the part that concerns some shards."""
         return Settlement(
@@ -103,10 +97,11 @@ UPDATE outbox AS o
  WHERE o.event_id = r.event_id AND o.event_id BETWEEN %(first)s AND %(last)s AND o.state = %(state)s
 """
 
-# Marks events that wait behind a refused one.
+# Marks events that wait behind a refused one. The state is a parameter: as a constant it lets a plan made while a
+# partition was empty go through all that is pending there.
 HOLD = """
 UPDATE outbox SET state = 'held'
- WHERE event_id = ANY(%(ids)s) AND event_id BETWEEN %(first)s AND %(last)s AND state = 'pending'
+ WHERE event_id = ANY(%(ids)s) AND event_id BETWEEN %(first)s AND %(last)s AND state = %(state)s
 """
 
 
@@ -186,7 +181,7 @@ def _mark_refused(connection: Connection, refusals: Sequence[Refusal], *, state:
 
 def _hold(connection: Connection, events: Sequence[Event]) -> None:
     if events:
-        connection.execute(HOLD, _ids(events))
+        connection.execute(HOLD, _ids(events) | {"state": "pending"})
 
 
 def _ids(events: Iterable[Event]) -> dict[str, object]:

@@ -21,7 +21,13 @@ def run_online(conninfo: str, version_table: str) -> None:
 
 def run_offline(version_table: str) -> None:
     """Write the statements out."""
-    context.configure(dialect_name="postgresql", version_table=version_table, literal_binds=True)
+    # Named parameters, for the other style doubles every percent sign of the text.
+    context.configure(
+        dialect_name="postgresql",
+        dialect_opts={"paramstyle": "named"},
+        version_table=version_table,
+        literal_binds=True,
+    )
     with context.begin_transaction():
         context.run_migrations()
 

@@ -1,6 +1,7 @@
 """Apache Kafka as a child process: one node in KRaft mode, broker and controller at once."""
 
 import subprocess
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,7 +27,7 @@ class ApacheKafka(Broker):
     """Apache Kafka from Maven Central; needs `java` and `mvn`. Data outlive `stop`, `kill` and `restart`.
 
     `partitions` is the broker's default for topics created without a number. Topics are never created
-    by being asked for.
+    by being asked for. `properties` are more lines of its server.properties, or other values for those there are.
     """
 
     name = "kafka"
@@ -39,10 +40,12 @@ class ApacheKafka(Broker):
         port: int | None = None,
         advertised_port: int | None = None,
         partitions: int = 8,
+        properties: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(directory, port=port, advertised_port=advertised_port)
         self._controller_port = free_port()
         self._partitions = partitions
+        self._more = dict(properties or {})
 
     @property
     def _properties(self) -> Path:
@@ -76,7 +79,7 @@ class ApacheKafka(Broker):
             raise ServerError(f"Kafka's StorageTool failed with {done.returncode}: {done.stdout}{done.stderr}")
 
     def _settings(self) -> dict[str, str]:
-        return {**self._addresses(), **self._sizes()}
+        return {**self._addresses(), **self._sizes(), **self._more}
 
     def _addresses(self) -> dict[str, str]:
         controller = f"{LOOPBACK}:{self._controller_port}"
