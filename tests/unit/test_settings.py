@@ -1,0 +1,213 @@
+"""Settings, from Celery's configuration and the environment into one checked object."""
+
+from typing import Any
+
+import pytest
+
+from outbox_tasks import settings
+from outbox_tasks.errors import SettingsError
+from outbox_tasks.publishing.kafka_python import producer_config
+from outbox_tasks.settings import load
+
+URL = "postgresql://relay:hunter2@db.example/shop"
+GIVEN = {"outbox_database_url": URL}
+
+GUARANTEES = {
+    "acks": 1,
+    "enable_idempotence": False,
+    "max_in_flight_requests_per_connection": 50,
+    "retries": 0,
+    "delivery_timeout_ms": 1,
+    "request_timeout_ms": 1,
+    "max_block_ms": 1,
+    "transactional_id": "x",
+    "key_serializer": "x",
+    "value_serializer": "x",
+    "partitioner": "x",
+    "bootstrap_servers": "elsewhere:9092",
+}
+
+
+def refusal(configuration: dict[str, Any], environment: dict[str, str] | None = None) -> str:
+    """Return the message with which settings are refused."""
+    with pytest.raises(SettingsError) as caught:
+        load(configuration, environment or {})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("outbox_lease_secnds", "outbox_lease_seconds"),
+        ("outbox_batchsize", "outbox_batch_size"),
+        ("outbox_route", "outbox_routes"),
+        ("outbox_bootstrap_server", "outbox_bootstrap_servers"),
+    ],
+)
+def test_an_unknown_name_in_the_configuration_is_refused(wrong: str, meant: str) -> None:
+    """An unknown name in Celery's configuration is refused with the nearest known one."""
+    message = refusal(GIVEN | {wrong: 1})
+    assert f"Celery's configuration has {wrong}, " in message
+    assert f"did you mean {meant}?" in message
+
+
+def test_an_unknown_name_in_the_environment_is_refused() -> None:
+    """An unknown name in the environment is refused with the nearest known one, in capitals."""
+    message = refusal(GIVEN, {"OUTBOX_RUN_SECOND": "3"})
+    assert "the environment has OUTBOX_RUN_SECOND, " in message
+    assert "did you mean OUTBOX_RUN_SECONDS?" in message
+
+
+def test_names_of_others_are_none_of_our_business() -> None:
+    """What does not begin with the prefix is left to whom it belongs."""
+    assert load(GIVEN | {"broker_url": "redis://"}, {"OUTBOX": "x", "PATH": "/bin"}).conninfo == URL
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("outbox_batch_size", "many"),
+        ("outbox_batch_size", 0),
+        ("outbox_batch_size", 1.5),
+        ("outbox_shards_per_run", 65),
+        ("outbox_run_seconds", -1),
+        ("outbox_run_seconds", float("nan")),
+        ("outbox_run_seconds", float("inf")),
+        ("outbox_bootstrap_servers", ""),
+        ("outbox_queue", ""),
+        ("outbox_routes", ["order"]),
+        ("outbox_routes", {"order": ""}),
+        ("outbox_routes", {"order": 1}),
+        ("outbox_kafka", 7),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused(name: str, value: object) -> None:
+    """A value of the wrong kind, or out of bounds, is refused by its name."""
+    assert name in refusal(GIVEN | {name: value})
+
+
+def test_a_missing_database_says_how_to_set_it() -> None:
+    """Without a database nothing starts, and the message says where to put it."""
+    assert "outbox_database_url is not set" in refusal({})
+    assert "OUTBOX_DATABASE_URL" in refusal({})
+
+
+def test_a_run_that_could_outlive_its_lease_is_refused() -> None:
+    """A lease that a run could outlive is refused with both numbers."""
+    message = refusal(GIVEN | {"outbox_lease_seconds": 37})
+    assert "outbox_lease_seconds is 37" in message
+    assert "38 s" in message
+
+
+@pytest.mark.parametrize("name", ["run", "delivery", "probe", "statement"])
+def test_the_shortest_lease_counts_every_wait(name: str) -> None:
+    """Each wait of a run counts towards the shortest lease: making any longer breaks a lease that just sufficed."""
+    shortest = load(GIVEN, {}).shortest_lease_seconds
+    just_enough = GIVEN | {"outbox_lease_seconds": shortest}
+    longer = getattr(load(just_enough, {}), f"{name}_seconds") + 1
+    assert f"outbox_{name}_seconds" in refusal(just_enough | {f"outbox_{name}_seconds": longer})
+
+
+def test_mappings_in_the_environment_are_json() -> None:
+    """Mappings come from the environment as JSON, numbers as text."""
+    made = load(
+        {},
+        {
+            "OUTBOX_DATABASE_URL": URL,
+            "OUTBOX_ROUTES": '{"order": "orders", "größer": "große"}',
+            "OUTBOX_KAFKA": '{"compression_type": "gzip"}',
+            "OUTBOX_BATCH_SIZE": "7",
+            "OUTBOX_RUN_SECONDS": "2.5",
+        },
+    )
+    assert made.routes == {"order": "orders", "größer": "große"}
+    assert made.kafka == {"compression_type": "gzip"}
+    assert (made.batch_size, made.run_seconds) == (7, 2.5)
+
+
+def test_broken_json_is_refused_by_name() -> None:
+    """Broken JSON is refused by the name of its setting."""
+    assert "outbox_routes" in refusal(GIVEN, {"OUTBOX_ROUTES": '{"order":'})
+
+
+def test_the_configuration_wins_over_the_environment() -> None:
+    """Where both set it, Celery's configuration wins."""
+    assert load(GIVEN | {"outbox_batch_size": 3}, {"OUTBOX_BATCH_SIZE": "9"}).batch_size == 3
+
+
+@pytest.mark.parametrize("name", sorted(GUARANTEES))
+def test_kafka_settings_that_break_guarantees_are_refused(name: str) -> None:
+    """What the guarantees rest on cannot be set through outbox_kafka."""
+    assert f"outbox_kafka may not set {name}" in refusal(GIVEN | {"outbox_kafka": {name: GUARANTEES[name]}})
+
+
+def test_the_producer_keeps_its_guarantees() -> None:
+    """Whatever else is set, the producer is idempotent, acknowledged by all and ends its deliveries in time."""
+    config = producer_config(load(GIVEN | {"outbox_kafka": {"linger_ms": 20, "compression_type": "gzip"}}, {}))
+    assert config["acks"] == "all"
+    assert config["enable_idempotence"] is True
+    assert config["delivery_timeout_ms"] == 10_000
+    assert config["request_timeout_ms"] * 2 + config["linger_ms"] <= config["delivery_timeout_ms"]
+    assert config["linger_ms"] == 20
+    assert config["compression_type"] == "gzip"
+
+
+def test_security_settings_reach_the_producer() -> None:
+    """Credentials and TLS settings pass through to the client."""
+    kafka = {"security_protocol": "SASL_SSL", "sasl_mechanism": "SCRAM-SHA-512", "sasl_plain_username": "relay"}
+    assert kafka.items() <= producer_config(load(GIVEN | {"outbox_kafka": kafka}, {})).items()
+
+
+def test_no_password_shows() -> None:
+    """Neither repr nor str of the settings shows the database's password or Kafka's."""
+    made = load(GIVEN | {"outbox_kafka": {"sasl_plain_password": "hunter2"}}, {})
+    assert "hunter2" not in f"{made!r} {made}"
+
+
+@pytest.mark.parametrize(
+    ("configuration", "environment"),
+    [
+        ({}, {"OUTBOX_KAFKA": '{"sasl_plain_password": "hunter2",}'}),
+        ({}, {"OUTBOX_KAFKA": '["hunter2"]'}),
+        ({"outbox_kafka": [("sasl_plain_password", "hunter2")]}, {}),
+        ({"outbox_database_url": [URL]}, {}),
+        ({"outbox_lease_seconds": 1}, {}),
+        ({"outbox_kafka": {"acks": 1, "sasl_plain_password": "hunter2"}}, {}),
+    ],
+)
+def test_no_password_shows_in_an_error(configuration: dict[str, Any], environment: dict[str, str]) -> None:
+    """An error about a setting never shows a password, however the setting is wrong."""
+    assert "hunter2" not in refusal(GIVEN | configuration, environment)
+
+
+def test_settings_cannot_be_changed() -> None:
+    """Once made, settings are frozen."""
+    made: Any = load(GIVEN, {})
+    with pytest.raises(ValueError, match="frozen"):
+        made.batch_size = 3
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg", "postgresql+asyncpg"])
+def test_sqlalchemy_urls_are_understood(scheme: str) -> None:
+    """A URL as SQLAlchemy writes it names the same database."""
+    assert load({"outbox_database_url": URL.replace("postgresql", scheme)}, {}).conninfo == URL
+
+
+def test_a_libpq_string_stays_as_it_is() -> None:
+    """A libpq string of names and values is passed on untouched."""
+    assert load({"outbox_database_url": "host=db dbname=shop"}, {}).conninfo == "host=db dbname=shop"
+
+
+def test_a_run_is_killed_before_its_lease_ends() -> None:
+    """Celery's hard time limit is no later than the end of the lease."""
+    made = load(GIVEN | {"outbox_lease_seconds": 41.9}, {})
+    assert made.shortest_lease_seconds < made.time_limit_seconds <= made.lease_seconds
+
+
+def test_settings_in_use_are_those_last_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings of the process are none until the app sets them."""
+    monkeypatch.setattr(settings, "_in_use", None)
+    assert settings.in_use() is None
+    made = load(GIVEN, {})
+    settings.use(made)
+    assert settings.in_use() is made
