@@ -7,7 +7,7 @@ from celery import Celery
 from kafka import KafkaProducer
 
 from bench.rig import Rig, until, write_backlog
-from outbox_tasks.publishing.kafka_python import producer_config
+from outbox_tasks.publishing.kafka_config import client_config, producer_config
 from outbox_tasks.settings import Settings
 
 # From the first dispatch run's start to the last event published.
@@ -31,7 +31,7 @@ def bare_producer(rig: Rig, events: int) -> float:
     settings = Settings(database_url=database_url, bootstrap_servers=rig.broker.bootstrap_servers)
     with psycopg.connect(database_url) as connection:
         messages = connection.execute(MESSAGES).fetchall()
-    producer = KafkaProducer(**producer_config(settings))
+    producer = KafkaProducer(**(client_config(settings, of=KafkaProducer) | producer_config(settings)))
     producer.partitions_for(topic)
     started = time.monotonic()
     futures = [

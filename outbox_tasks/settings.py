@@ -22,6 +22,8 @@ _OURS_ALONE = frozenset({
 })  # fmt: skip
 """Producer settings the guarantees rest on: `outbox_kafka` may not change them."""
 
+_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+
 _STATEMENTS_AFTER_PUBLISHING = 3
 """A run may still be in a read when its time is out, and then settles and releases."""
 
@@ -100,6 +102,13 @@ class Settings(BaseModel):
         taken = sorted(_OURS_ALONE & self.kafka.keys())
         if taken:
             raise ValueError(f"outbox_kafka may not set {', '.join(taken)}: the relay's guarantees rest on them")
+        return self
+
+    @model_validator(mode="after")
+    def _know_the_protocol(self) -> Settings:
+        protocol = self.kafka.get("security_protocol", "PLAINTEXT")
+        if protocol not in _PROTOCOLS:  # kafka-python takes any other word for PLAINTEXT
+            raise ValueError(f"outbox_kafka has security_protocol {protocol!r}: it is one of {', '.join(_PROTOCOLS)}")
         return self
 
     @model_validator(mode="after")

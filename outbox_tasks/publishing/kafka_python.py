@@ -11,6 +11,7 @@ from kafka.errors import KafkaError, UnknownTopicOrPartitionError, for_code
 
 from outbox_tasks.deadline import Clock, Deadline
 from outbox_tasks.errors import BrokerUnavailableError, MisconfiguredError, TopicMissingError
+from outbox_tasks.publishing.kafka_config import client_config, producer_config
 from outbox_tasks.publishing.publisher import Limits, NotSentError, Record, Sent, Stopping, TopicFacts
 from outbox_tasks.publishing.verdicts import Verdict, describe, verdict_of
 from outbox_tasks.settings import Settings
@@ -19,8 +20,6 @@ log = logging.getLogger(__name__)
 
 _LOOK_UP_SECONDS = 0.1
 """How often a wait for acknowledgements looks up to see whether it shall stop."""
-
-_LINGER_MILLISECONDS = 5
 
 _JOIN_SECONDS = 1.0
 
@@ -44,13 +43,13 @@ class KafkaPythonPublisher:
     @property
     def limits(self) -> Limits:
         config = self._config
-        return Limits(
-            max_request_bytes=int(config["max_request_size"]), compressed=config["compression_type"] is not None
-        )
+        return Limits(max_request_bytes=config["max_request_size"], compressed=config["compression_type"] is not None)
 
     def open(self) -> None:
         if self._producer is None:
-            self._producer = self._connect(KafkaProducer, self._config)
+            self._producer = self._connect(
+                KafkaProducer, client_config(self._settings, of=KafkaProducer) | self._config
+            )
 
     def facts(self, topics: Collection[str]) -> Mapping[str, Facts]:
         if self._facts_end.passed:
@@ -120,33 +119,6 @@ class KafkaPythonPublisher:
             if isinstance(error, KafkaError | OSError) and verdict_of(error) is not Verdict.UNAUTHORIZED:
                 raise BrokerUnavailableError(f"no broker answers at {where}") from error
             raise MisconfiguredError(f"Kafka will not have this client at {where}") from error
-
-
-def client_config(settings: Settings, *, of: type[Any]) -> dict[str, Any]:
-    """Return the settings of a client class: its address and times, and of `outbox_kafka` what it knows."""
-    milliseconds = round(settings.probe_seconds * 1000)
-    theirs = {name: value for name, value in settings.kafka.items() if name in of.DEFAULT_CONFIG}
-    return {"request_timeout_ms": milliseconds, "reconnect_backoff_max_ms": 1000} | theirs | {
-        "bootstrap_servers": [server.strip() for server in settings.bootstrap_servers.split(",")],
-        "client_id": settings.client_id,
-        "bootstrap_timeout_ms": milliseconds,
-    }  # fmt: skip
-
-
-def producer_config(settings: Settings) -> dict[str, Any]:
-    """Return the producer's settings. What the guarantees rest on comes last and cannot be changed."""
-    defaults = {name: KafkaProducer.DEFAULT_CONFIG[name] for name in ("max_request_size", "compression_type")}
-    ours = {"linger_ms": _LINGER_MILLISECONDS, "batch_size": 131_072, "allow_auto_create_topics": False}
-    base = defaults | ours | {"metrics_enabled": False} | client_config(settings, of=KafkaProducer) | settings.kafka
-    delivery = round(settings.delivery_seconds * 1000)
-    return base | {
-        "acks": "all",
-        "enable_idempotence": True,
-        "delivery_timeout_ms": delivery,
-        # Half of it, so that a request without an answer is sent once more before its records are given up.
-        "request_timeout_ms": max(1, (delivery - int(base["linger_ms"])) // 2),
-        "max_block_ms": round(settings.probe_seconds * 1000),
-    }
 
 
 def _hand(producer: KafkaProducer, record: Record) -> Any:

@@ -9,7 +9,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from outbox_tasks.errors import BrokerUnavailableError, TopicMissingError
-from outbox_tasks.publishing.kafka_python import client_config
+from outbox_tasks.publishing.kafka_config import client_config
 from outbox_tasks.publishing.routes import EVENT_ID_HEADER, EVENT_TYPE_HEADER
 from outbox_tasks.publishing.verdicts import describe
 from outbox_tasks.settings import Settings

@@ -10,12 +10,14 @@ from outbox_tasks.settings import Settings
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# One round trip for the whole session. Sequential scans off: an index entry is right on an empty, a full and a
-# never-analysed partition alike. Generic plans: the statements are few, their parameters change on every run.
+# One round trip for the whole session. Locks are waited for and rows then looked at anew, as READ COMMITTED does.
+# Sequential scans off: an index entry is right on an empty, a full and a never-analysed partition alike. Generic
+# plans: the statements are few, their parameters change on every run.
 SET_SESSION = """
 SELECT set_config('statement_timeout', %(milliseconds)s, false),
        set_config('lock_timeout', %(milliseconds)s, false),
        set_config('idle_in_transaction_session_timeout', %(milliseconds)s, false),
+       set_config('default_transaction_isolation', 'read committed', false),
        set_config('enable_seqscan', 'off', false),
        set_config('jit', 'off', false),
        set_config('plan_cache_mode', 'force_generic_plan', false)

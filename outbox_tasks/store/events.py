@@ -42,14 +42,14 @@ SELECT e.event_id, e.id, e.shard, e.ordering_key, e.aggregate_type, e.event_type
 
 # Held events of each leased key by id, as above. Locks nothing: only the holder of the key's lease changes them.
 READ_HELD = """
-SELECT e.event_id, e.id, e.shard, e.ordering_key, e.aggregate_type, e.event_type, e.topic, e.key, e.value, e.headers,
-       e.attempts, false
+SELECT e.event_id, e.id, e.shard, e.ordering_key, e.aggregate_type, e.event_type, e.topic,
+       convert_to(nullif(coalesce(e.partition_key, e.aggregate_id), ''), 'UTF8') AS key,
+       coalesce(e.payload_bytes, convert_to(e.payload::text, 'UTF8')) AS value,
+       e.headers, e.attempts, false AS blocked
   FROM unnest(%(keys)s::text[]) AS k (ordering_key)
  CROSS JOIN LATERAL (
-       SELECT o.event_id, o.id, o.shard, o.ordering_key, o.aggregate_type, o.event_type, o.topic,
-              convert_to(nullif(coalesce(o.partition_key, o.aggregate_id), ''), 'UTF8') AS key,
-              coalesce(o.payload_bytes, convert_to(o.payload::text, 'UTF8')) AS value,
-              o.headers, o.attempts,
+       SELECT o.event_id, o.id, o.shard, o.ordering_key, o.aggregate_type, o.aggregate_id, o.event_type, o.topic,
+              o.partition_key, o.payload, o.payload_bytes, o.headers, o.attempts,
               sum(coalesce(pg_column_size(o.payload), 0) + coalesce(pg_column_size(o.payload_bytes), 0))
                   OVER (ORDER BY o.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
          FROM outbox AS o

@@ -123,7 +123,9 @@ def test_limits_of_a_topic_are_known_beside_a_missing_one(kafka: ApacheKafka) ->
     topic = new_topic(kafka, max_message_bytes="12345", cleanup_policy="compact")
     with closing(publisher_for(kafka)) as publisher:
         known = publisher.facts([f"missing-{uuid4().hex}", topic])[topic]
-    assert known == TopicFacts(partitions=8, max_message_bytes=12_345, compacted=True)
+    assert known == TopicFacts(
+        partitions=8, max_message_bytes=12_345, compacted=True, replicas=1, min_insync=1, unclean_election=False
+    )
 
 
 def test_facts_are_believed_for_a_while(kafka: ApacheKafka) -> None:

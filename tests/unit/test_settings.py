@@ -6,7 +6,7 @@ import pytest
 
 from outbox_tasks import settings
 from outbox_tasks.errors import SettingsError
-from outbox_tasks.publishing.kafka_python import producer_config
+from outbox_tasks.publishing.kafka_config import producer_config
 from outbox_tasks.settings import load
 
 URL = "postgresql://relay:hunter2@db.example/shop"

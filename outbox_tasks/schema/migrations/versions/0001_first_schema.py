@@ -95,6 +95,8 @@ CREATE TABLE outbox (
 ) PARTITION BY RANGE (event_id)
 """,
     "ALTER SEQUENCE outbox_id_seq OWNED BY outbox.id",
+    # Not compressed: then the size of a payload as it lies is the size that a read brings, and reads can be bounded.
+    "ALTER TABLE outbox ALTER payload SET STORAGE EXTERNAL, ALTER payload_bytes SET STORAGE EXTERNAL",
     "CREATE INDEX outbox_pending ON outbox (shard, id) WHERE state = 'pending'",
     "CREATE INDEX outbox_held ON outbox (ordering_key, id) WHERE state = 'held'",
     "CREATE INDEX outbox_aggregate ON outbox (aggregate_type, aggregate_id, id)",
