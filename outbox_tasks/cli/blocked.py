@@ -48,4 +48,6 @@ def retry(context: click.Context, *, key: str) -> None:
 def _why_not(found: list[blocked_keys.BlockedKey], key: str) -> str:
     if not found:
         return f"key {key!r} is not blocked: `outbox blocked` lists those that are"
+    if found[0].kind == "exhausted":
+        return f"key {key!r} is about to go on by itself: its oldest event becomes a dead letter at the next tick"
     return f"key {key!r} waits because of dead letter {found[0].event_id}: redrive or discard it"

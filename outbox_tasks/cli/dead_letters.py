@@ -7,7 +7,7 @@ from uuid import UUID
 import click
 from rich.progress import Progress
 
-from outbox_tasks.cli.support import C, as_json, connection_in, plainly, print_json, print_table, utc
+from outbox_tasks.cli.support import C, Time, as_json, connection_in, plainly, print_json, print_table
 from outbox_tasks.errors import InvalidFilterError
 from outbox_tasks.relay.redrive import Decision, carry_out
 from outbox_tasks.store import dead_letters as store
@@ -29,8 +29,8 @@ OPTIONS: Sequence[Callable[[Any], Any]] = (
     click.option("--key", help="Ordering key, or partition key."),
     click.option("--topic", help="The topic it was to go to."),
     click.option("--error", help="Part of the error's text."),
-    click.option("--since", type=click.DateTime(), help="Died at or after this time (UTC)."),
-    click.option("--until", type=click.DateTime(), help="Died before this time (UTC)."),
+    click.option("--since", type=Time(), help="Died at or after this time (UTC)."),
+    click.option("--until", type=Time(), help="Died before this time (UTC)."),
 )
 
 
@@ -130,6 +130,4 @@ def _watch(connection: Connection, decision: Decision, ids: Sequence[UUID], *, r
 
 def _filter(which: dict[str, Any]) -> Filter:
     which["ids"] = list(which["ids"]) or None
-    for name in ("since", "until"):
-        which[name] = utc(which[name])
     return Filter(**which)

@@ -3,12 +3,11 @@
 import sys
 
 import click
-from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from outbox_tasks import worker
 from outbox_tasks.cli.celery_checks import check_celery
-from outbox_tasks.cli.support import as_json, plainly, print_json, settings_in
+from outbox_tasks.cli.support import as_json, console, plain_table, plainly, print_json, settings_in
 from outbox_tasks.schema import migrate as schema
 from outbox_tasks.upkeep.check import Finding, check_beat
 from outbox_tasks.upkeep.check import check as check_deployment
@@ -45,8 +44,8 @@ def check(context: click.Context, *, as_json: bool) -> None:
 
 
 def _print(findings: list[Finding]) -> None:
-    table = Table("", "what", "found", box=None, pad_edge=False)
+    table = plain_table("", "what", "found")
     for finding in findings:
         mark = "[green]ok[/]" if finding.right else "[red]wrong[/]"
-        table.add_row(mark, finding.subject, finding.detail)
-    Console().print(table)
+        table.add_row(mark, Text(finding.subject), Text(finding.detail))
+    console().print(table)

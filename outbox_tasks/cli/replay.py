@@ -7,7 +7,7 @@ from uuid import UUID
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from outbox_tasks.cli.support import connection_in, plainly, settings_in, utc
+from outbox_tasks.cli.support import Time, connection_in, plainly, settings_in
 from outbox_tasks.errors import InvalidFilterError, NoSuchReplayError
 from outbox_tasks.store import replays
 from outbox_tasks.store.connection import Connection
@@ -15,8 +15,8 @@ from outbox_tasks.store.replays import Replay, Wanted
 
 
 @click.command()
-@click.option("--from", "since", type=click.DateTime(), help="Written at or after this time (UTC).")
-@click.option("--to", "until", type=click.DateTime(), help="Written before this time (UTC).")
+@click.option("--from", "since", type=Time(), help="Written at or after this time (UTC).")
+@click.option("--to", "until", type=Time(), help="Written before this time (UTC).")
 @click.option("--topic", help="Went to this topic.")
 @click.option("--aggregate", help="TYPE, or TYPE/ID.")
 @click.option("--event-type", help="Of this type.")
@@ -90,7 +90,7 @@ def _get(connection: Connection, replay_id: UUID) -> Replay:
 
 def _wanted(which: dict[str, Any]) -> Wanted:
     kind, separator, name = (which.pop("aggregate") or "").partition("/")
-    given = which | {name: utc(which[name]) for name in ("since", "until")} | {"ids": list(which["ids"]) or None}
+    given = which | {"ids": list(which["ids"]) or None}
     wanted = Wanted(aggregate_type=kind or None, aggregate_id=name if separator else None, **given)
     if wanted.is_empty:
         raise InvalidFilterError("give --from, --to, --topic, --aggregate, --event-type or --id")

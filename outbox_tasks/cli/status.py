@@ -4,13 +4,13 @@ import time
 from uuid import UUID
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from outbox_tasks.cli.support import as_json, connection_in, plainly, print_json, settings_in
+from outbox_tasks.cli.support import as_json, connection_in, console, plain_table, plainly, print_json, settings_in
 from outbox_tasks.errors import NoSuchEventError
 from outbox_tasks.publishing.tail import tail as follow
 from outbox_tasks.store import status as store
@@ -32,7 +32,7 @@ def status(context: click.Context, *, as_json: bool, watch: bool) -> None:
             print_json(gather(connection))
             return
         if not watch:
-            Console().print(render(gather(connection)))
+            console().print(render(gather(connection)))
             return
         with Live(render(gather(connection)), auto_refresh=False) as live:
             while True:
@@ -86,7 +86,7 @@ def _summary(state: Status) -> Text:
 def _blocked(state: Status) -> Table | None:
     if not state.blocked:
         return None
-    table = Table("blocked", "keys", "held", "since", title_justify="left", box=None, pad_edge=False)
+    table = plain_table("blocked", "keys", "held", "since")
     for kind in state.blocked:
         table.add_row(f"[yellow]{kind.kind}[/]", f"{kind.keys:,}", f"{kind.held:,}", f"{kind.since:%Y-%m-%d %H:%M:%S}")
     return table
@@ -97,27 +97,27 @@ def _leases(state: Status) -> Table | None:
     shown = {shard.shard: shard for shard in (*state.leased, *shaken)}
     if not shown:
         return None
-    table = Table("shard", "pending", "leased by", "until", "takeovers", box=None, pad_edge=False)
+    table = plain_table("shard", "pending", "leased by", "until", "takeovers")
     for shard in shown.values():
         until = "-" if shard.leased_until is None else f"{shard.leased_until:%H:%M:%S}"
         takeovers = f"[red]{shard.takeovers}[/]" if shard.takeovers else "0"
-        table.add_row(str(shard.shard), f"{shard.pending:,}", shard.lease_owner or "-", until, takeovers)
+        table.add_row(str(shard.shard), f"{shard.pending:,}", Text(shard.lease_owner or "-"), until, takeovers)
     return table
 
 
 def _runs(state: Status) -> Table | None:
     if not state.runs:
         return None
-    table = Table("last run", "ended", "on", "result", box=None, pad_edge=False)
+    table = plain_table("last run", "ended", "on", "result")
     for run in state.runs:
         ago = (state.now - run.ended_at).total_seconds()
         result = ", ".join(str(value) if name == "status" else f"{name} {value}" for name, value in run.report.items())
-        table.add_row(run.task, f"{ago:,.0f} s ago", run.host, result)
+        table.add_row(Text(run.task), f"{ago:,.0f} s ago", Text(run.host), Text(result))
     return table
 
 
 def _partitions(state: Status) -> Table:
-    table = Table("partition", "size", "rows (est.)", "unpublished", box=None, pad_edge=False)
+    table = plain_table("partition", "size", "rows (est.)", "unpublished")
     for part in state.partitions:
         rows = "never counted" if part.rows < 0 else f"{part.rows:,}"
         table.add_row(part.name, decimal(part.bytes), rows, f"{part.unpublished:,}" if part.unpublished else "-")

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ import psycopg
 from celery.bin.base import CLIContext
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from outbox_tasks import worker
 from outbox_tasks.errors import OutboxError
@@ -20,6 +21,8 @@ from outbox_tasks.settings import Settings
 from outbox_tasks.store.connection import Connection, connect
 
 C = TypeVar("C", bound=Callable[..., None])
+
+UNBOUNDED = 10_000
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
@@ -55,20 +58,44 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, default=_plain, indent=2, ensure_ascii=False))
 
 
+def console() -> Console:
+    """Return where tables go: as wide as they are, unless a terminal sets a width."""
+    found = Console()
+    return found if found.is_terminal else Console(width=UNBOUNDED)
+
+
+def plain_table(*headings: str) -> Table:
+    """Return a table whose cells are shown whole."""
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
 def print_table(rows: Sequence[Any], columns: dict[str, str], *, empty: str) -> None:
     """Print rows of dataclasses as a table; `columns` gives a heading for each field shown."""
     if not rows:
         click.echo(empty)
         return
-    table = Table(*columns.values(), box=None, pad_edge=False)
+    table = plain_table(*columns.values())
     for row in rows:
-        table.add_row(*(_text(getattr(row, field)) for field in columns))
-    Console().print(table)
+        table.add_row(*(Text(_text(getattr(row, field))) for field in columns))
+    console().print(table)
 
 
-def utc(time: datetime | None) -> datetime | None:
-    """Return a time given on the command line as what it is: UTC."""
-    return None if time is None else time.replace(tzinfo=UTC)
+class Time(click.ParamType[datetime]):
+    """A time in ISO 8601, such as `--json` prints; UTC where it says nothing else."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """Read a time."""
+        if isinstance(value, datetime):
+            return value
+        try:
+            return datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is no time in ISO 8601, such as 2026-11-30T10:00:00", param, ctx)
 
 
 def _text(value: object) -> str:

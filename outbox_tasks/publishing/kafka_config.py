@@ -34,7 +34,11 @@ class HandshakeInTime:
         """
         wrapped = self._context.wrap_socket(sock, **(options | {"do_handshake_on_connect": False}))
         wrapped.settimeout(self._seconds)
-        wrapped.do_handshake()
+        try:
+            wrapped.do_handshake()
+        except OSError:
+            wrapped.close()
+            raise
         wrapped.setblocking(False)
         return wrapped
 

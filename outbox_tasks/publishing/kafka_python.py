@@ -1,7 +1,7 @@
 """The publisher on kafka-python: idempotent, acknowledged by all, thrown away after any failure."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from kafka.errors import KafkaError, UnknownTopicOrPartitionError, for_code
 from outbox_tasks.deadline import Clock, Deadline
 from outbox_tasks.errors import BrokerUnavailableError, MisconfiguredError, TopicMissingError
 from outbox_tasks.publishing.kafka_config import client_config, producer_config
+from outbox_tasks.publishing.last_words import last_words
 from outbox_tasks.publishing.publisher import Limits, NotSentError, Record, Sent, Stopping, TopicFacts
 from outbox_tasks.publishing.verdicts import Verdict, describe, verdict_of
 from outbox_tasks.settings import Settings
@@ -22,6 +23,9 @@ _LOOK_UP_SECONDS = 0.1
 """How often a wait for acknowledgements looks up to see whether it shall stop."""
 
 _JOIN_SECONDS = 1.0
+
+_REJECTIONS = ("SaslAuthenticationFailed", "CERTIFICATE_VERIFY_FAILED")
+"""What the client's log says where credentials, or certificates, are wrong."""
 
 Facts = TopicFacts | BaseException
 
@@ -61,6 +65,11 @@ class KafkaPythonPublisher:
 
     def condemn(self, topic: str, problem: BaseException) -> None:
         self._condemned[topic] = (problem, Deadline.after(self._settings.misconfigured_seconds, clock=self._clock))
+
+    def pardon(self, topics: Iterable[str]) -> None:
+        for topic in topics:
+            self._condemned.pop(topic, None)
+            self._facts.pop(topic, None)
 
     def _still_condemned(self) -> dict[str, Facts]:
         self._condemned = {topic: entry for topic, entry in self._condemned.items() if not entry[1].passed}
@@ -111,14 +120,20 @@ class KafkaPythonPublisher:
         return {topic["name"]: _facts_of(topic, limits.get(topic["name"], {})) for topic in described}
 
     def _connect(self, client: type[Any], config: dict[str, Any]) -> Any:
-        try:
-            return client(**config)
-        except (KafkaError, OSError, ValueError, RuntimeError, TypeError) as error:
-            self.discard()
-            where = f"{self._settings.bootstrap_servers}: {describe(error)}"
-            if isinstance(error, KafkaError | OSError) and verdict_of(error) is not Verdict.UNAUTHORIZED:
-                raise BrokerUnavailableError(f"no broker answers at {where}") from error
-            raise MisconfiguredError(f"Kafka will not have this client at {where}") from error
+        with last_words() as words:
+            try:
+                return client(**config)
+            except (KafkaError, OSError, ValueError, RuntimeError, TypeError) as error:
+                self.discard()
+                where = f"{self._settings.bootstrap_servers}: {'; '.join([describe(error), *words])}"
+                if isinstance(error, KafkaError | OSError) and not _is_rejected(error, words):
+                    raise BrokerUnavailableError(f"no broker answers at {where}") from error
+                raise MisconfiguredError(f"Kafka will not have this client at {where}") from error
+
+
+def _is_rejected(error: BaseException, words: Sequence[str]) -> bool:
+    """Say whether the brokers answer, but not to this client."""
+    return verdict_of(error) is Verdict.UNAUTHORIZED or any(sign in word for sign in _REJECTIONS for word in words)
 
 
 def _hand(producer: KafkaProducer, record: Record) -> Any:

@@ -1,6 +1,6 @@
 """The seam to Kafka: what a publisher takes, gives back and promises."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -83,6 +83,9 @@ class Publisher(Protocol):
 
     def condemn(self, topic: str, problem: BaseException) -> None:
         """Have `facts` tell this problem of a topic for a while, so that not every batch finds it out anew."""
+
+    def pardon(self, topics: Iterable[str]) -> None:
+        """Forget what is known of topics: they are asked about again."""
 
     def discard(self) -> None:
         """Throw the connection to Kafka away, without waiting for anything in flight; `open` makes a new one."""

@@ -95,30 +95,36 @@ def _work(lease: Lease, result: Result, ports: Ports, run_end: Deadline) -> tupl
     Shards that runs died with come last, so that one more death costs the others nothing.
     """
     down: Problem | None = None
+    if lease.deadly:
+        _accuse(lease, ports)
     usual = lease.part(lease.after.keys() - lease.deadly)
     while usual.after and down is None and not run_end.passed and not ports.stopping():
         limit = max(1, ports.settings.batch_size // len(usual.after))
         result, down = _publish_batch(usual, result, ports, limit=limit)
     leases.release(ports.connection, token=lease.token, shards=usual.after)
-    if lease.deadly and down is None:
-        result, down = _work_carefully(lease.part(lease.deadly), result, ports, run_end)
-    leases.release(ports.connection, token=lease.token, shards=lease.deadly)
+    left = set(lease.deadly)
+    while left and down is None and not run_end.passed and not ports.stopping():
+        result, down = _work_carefully(lease.part([left.pop()]), result, ports, run_end)
+    leases.put_back(ports.connection, token=lease.token, shards=left)
     return result, down
 
 
-def _work_carefully(lease: Lease, result: Result, ports: Ports, run_end: Deadline) -> tuple[Result, Problem | None]:
-    """Publish shards one event at a time, each noted before it is touched: if it kills, the next run knows which."""
+def _accuse(lease: Lease, ports: Ports) -> None:
     for event_id in leases.accuse(ports.connection, token=lease.token):
         log.error("event %s killed the runs that handled it: its key is blocked, it becomes a dead letter", event_id)
+
+
+def _work_carefully(lease: Lease, result: Result, ports: Ports, run_end: Deadline) -> tuple[Result, Problem | None]:
+    """Publish a shard one event at a time, each noted before it is touched: if it kills, the next run knows which."""
+    (shard,) = lease.after
     down: Problem | None = None
-    for shard in lease.after:
-        one = lease.part([shard])
-        while one.after and down is None and not run_end.passed and not ports.stopping():
-            first = leases.suspect(ports.connection, token=lease.token, shard=shard)
-            if first is None:
-                break
-            one.after[shard] = first - 1
-            result, down = _publish_batch(one, result, ports, limit=1)
+    while lease.after and down is None and not run_end.passed and not ports.stopping():
+        first = leases.suspect(ports.connection, token=lease.token, shard=shard)
+        if first is None:
+            break
+        lease.after[shard] = first - 1
+        result, down = _publish_batch(lease, result, ports, limit=1)
+    leases.release(ports.connection, token=lease.token, shards=[shard])
     return result, down
 
 

@@ -47,12 +47,16 @@ def retry(ports: Ports) -> Result:
 
 
 def _claim(ports: Ports) -> KeyLease:
-    """Claim keys. The end of the lease is counted from before the claim is sent."""
+    """Claim keys, and have topics asked anew that some of them wait for.
+
+    The end of the lease is counted from before the claim is sent.
+    """
     seconds, token = ports.settings.lease_seconds, ports.new_token()
     end = ports.deadline(seconds - LEASE_MARGIN_SECONDS)
     keys = blocked_keys.claim_keys(
         ports.connection, token=token, owner=ports.owner, limit=KEYS_PER_CLAIM, seconds=seconds
     )
+    ports.publisher.pardon(filter(None, keys.values()))
     return KeyLease(token, frozenset(keys), end)
 
 

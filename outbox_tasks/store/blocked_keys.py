@@ -30,21 +30,22 @@ UPDATE outbox_blocked_key AS b
        leased_until = clock_timestamp() + %(seconds)s * interval '1 second'
   FROM due
  WHERE due.ordering_key = b.ordering_key
-RETURNING b.ordering_key
+RETURNING b.ordering_key, CASE b.kind WHEN 'misconfigured' THEN b.topic END
 """
 
 # Gives up keys whose oldest event killed run after run: it is to be a dead letter. Passes over locked rows.
 EXHAUST_KEYS = """
 WITH deadly AS MATERIALIZED (
-    SELECT ordering_key FROM outbox_blocked_key
-     WHERE lease_token IS NOT NULL AND leased_until <= clock_timestamp() AND takeovers + 1 >= %(deaths)s
-       FOR UPDATE SKIP LOCKED
+    SELECT b.ordering_key, head.event_id
+      FROM outbox_blocked_key AS b
+     CROSS JOIN LATERAL (
+           SELECT o.event_id FROM outbox AS o
+            WHERE o.ordering_key = b.ordering_key AND o.state = 'held' ORDER BY o.id LIMIT 1) AS head
+     WHERE b.lease_token IS NOT NULL AND b.leased_until <= clock_timestamp() AND b.takeovers + 1 >= %(deaths)s
+       FOR UPDATE OF b SKIP LOCKED
 )
 UPDATE outbox_blocked_key AS b
-   SET kind = 'exhausted', retry_at = NULL, takeovers = 0, reason = %(reason)s,
-       event_id = coalesce((SELECT o.event_id FROM outbox AS o
-                             WHERE o.ordering_key = b.ordering_key AND o.state = 'held'
-                             ORDER BY o.id LIMIT 1), b.event_id),
+   SET kind = 'exhausted', retry_at = NULL, takeovers = 0, reason = %(reason)s, event_id = deadly.event_id,
        lease_token = NULL, lease_owner = NULL, leased_until = NULL
   FROM deadly
  WHERE deadly.ordering_key = b.ordering_key
@@ -147,15 +148,18 @@ def retry_now(connection: Connection, *, key: str) -> bool:
     return connection.execute(RETRY_NOW, {"key": key}).rowcount == 1
 
 
-def claim_keys(connection: Connection, *, token: UUID, owner: str, limit: int, seconds: float) -> list[str]:
+def claim_keys(
+    connection: Connection, *, token: UUID, owner: str, limit: int, seconds: float
+) -> Mapping[str, str | None]:
     """Lease up to `limit` blocked keys that are due, for `seconds` of the database's clock.
 
+    Each comes with the topic that was missing or forbidden when it was last tried, if that is why it is blocked.
     A key a run has died with is leased alone, so that its fellows are not blamed for the next death.
     """
     given: dict[str, object] = {"token": token, "owner": owner, "seconds": seconds}
     alone = connection.execute(CLAIM_KEYS, given | {"died": True, "limit": 1}).fetchall()
     rows = alone or connection.execute(CLAIM_KEYS, given | {"died": False, "limit": limit}).fetchall()
-    return [row[0] for row in rows]
+    return dict(rows)
 
 
 def exhaust_keys(connection: Connection) -> list[str]:

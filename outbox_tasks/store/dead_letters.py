@@ -9,6 +9,7 @@ from uuid import UUID
 from psycopg.rows import class_row, dict_row
 
 from outbox_tasks.store.connection import Connection
+from outbox_tasks.times import in_utc
 
 # Moves the event of every exhausted key to the dead letters, writes a copy for the dead-letter topic, and lets the key
 # go on or wait. All or nothing, in one statement. Locks the keys' rows, passing over locked ones; nobody else changes
@@ -45,11 +46,14 @@ WITH exhausted AS MATERIALIZED (
       FROM moved
      WHERE %(topic)s::text IS NOT NULL AND sent_to IS DISTINCT FROM %(topic)s
      ORDER BY id
+), waiting AS (
+    SELECT x.ordering_key, %(wait)s AND m.event_id IS NOT NULL AS waits
+      FROM exhausted AS x LEFT JOIN moved AS m ON m.event_id = x.event_id
 ), on_with_it AS (
     UPDATE outbox_blocked_key AS b
-       SET kind = CASE WHEN %(wait)s THEN 'dead' ELSE 'refused' END,
-           retry_at = CASE WHEN %(wait)s THEN NULL ELSE clock_timestamp() END
-      FROM exhausted AS x WHERE x.ordering_key = b.ordering_key
+       SET kind = CASE WHEN w.waits THEN 'dead' ELSE 'refused' END,
+           retry_at = CASE WHEN w.waits THEN NULL ELSE clock_timestamp() END
+      FROM waiting AS w WHERE w.ordering_key = b.ordering_key
 )
 SELECT event_id, ordering_key, reason FROM moved
 """
@@ -88,7 +92,7 @@ SELECT DISTINCT ON (ordering_key) ordering_key, sent_to, event_id, 'refused', 'r
   FROM outbox_dead_letter WHERE event_id = ANY(%(ids)s) AND resolution IS NULL
  ORDER BY ordering_key, id
     ON CONFLICT (ordering_key) DO UPDATE
-   SET kind = 'refused', retry_at = clock_timestamp()
+   SET kind = CASE b.kind WHEN 'dead' THEN 'refused' ELSE b.kind END, retry_at = clock_timestamp()
  WHERE b.kind IN ('refused', 'misconfigured') OR (b.kind = 'dead' AND b.event_id = ANY(%(ids)s))
 """
 
@@ -137,7 +141,10 @@ class Buried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which dead letters are meant; what is None does not matter. `error` is part of the error's text."""
+    """Which dead letters are meant; what is None does not matter.
+
+    Times without a zone are UTC. `error` is part of the error's text.
+    """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -148,10 +155,14 @@ class Filter:
     since: datetime | None = None
     until: datetime | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "since", in_utc(self.since))
+        object.__setattr__(self, "until", in_utc(self.until))
+
     @property
     def is_empty(self) -> bool:
         """Whether everything is meant."""
-        return all(value is None for value in asdict(self).values())
+        return not any(asdict(self).values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,12 @@ UPDATE outbox_shard
  WHERE lease_token = %(token)s AND shard = ANY(%(shards)s)
 """
 
+# Gives leases back of shards the run did not come to: what is known of earlier deaths stays known.
+PUT_BACK = """
+UPDATE outbox_shard SET lease_token = NULL, lease_owner = NULL, leased_until = NULL
+ WHERE lease_token = %(token)s AND shard = ANY(%(shards)s)
+"""
+
 # Forgets earlier deaths once a shard moves on. Changes nothing where the token has been replaced.
 FORGET_DEATHS = """
 UPDATE outbox_shard SET takeovers = 0
@@ -89,7 +95,8 @@ RETURNING head.id
 """
 
 # Blocks the keys of the events that killed the runs which handled them on their own, before anything reads these
-# events again. Lock order: shards, the events, their keys; nobody else changes pending events of leased shards.
+# events again. A key that is blocked already stays as it is, though locked: its turn, or a person's decision, comes
+# first. Lock order: shards, the events, their keys; nobody else changes pending events of leased shards.
 ACCUSE = """
 WITH mine AS MATERIALIZED (
     SELECT shard, suspect FROM outbox_shard
@@ -101,13 +108,11 @@ WITH mine AS MATERIALIZED (
 ), blocked AS (
     INSERT INTO outbox_blocked_key AS b (ordering_key, topic, event_id, kind, reason)
     SELECT ordering_key, topic, event_id, 'exhausted', %(reason)s FROM guilty ORDER BY ordering_key
-        ON CONFLICT (ordering_key) DO UPDATE
-       SET event_id = excluded.event_id, kind = 'exhausted', reason = excluded.reason, retry_at = NULL,
-           lease_token = NULL, lease_owner = NULL, leased_until = NULL
+        ON CONFLICT (ordering_key) DO UPDATE SET reason = b.reason
+), cleared AS (
+    UPDATE outbox_shard AS s SET suspect = NULL, takeovers = 0 FROM mine WHERE s.shard = mine.shard
 )
-UPDATE outbox_shard AS s SET suspect = NULL, takeovers = 0
-  FROM mine WHERE s.shard = mine.shard
-RETURNING mine.suspect
+SELECT event_id FROM guilty
 """
 
 # Ends the leases of a run that died: free at once, but still marked as taken over from somebody.
@@ -162,6 +167,12 @@ def release(connection: Connection, *, token: UUID, shards: Collection[int]) -> 
     """Give shards back at once."""
     if shards:
         connection.execute(RELEASE, {"token": token, "shards": list(shards)})
+
+
+def put_back(connection: Connection, *, token: UUID, shards: Collection[int]) -> None:
+    """Give shards back that were not touched."""
+    if shards:
+        connection.execute(PUT_BACK, {"token": token, "shards": list(shards)})
 
 
 def forget_deaths(connection: Connection, *, token: UUID, shards: Collection[int]) -> None:

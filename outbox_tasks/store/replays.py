@@ -11,6 +11,7 @@ from psycopg.types.json import Jsonb
 
 from outbox_tasks.event import Event
 from outbox_tasks.store.connection import Connection
+from outbox_tasks.times import in_utc
 
 CHUNK = 500
 """Events of one chunk: what is sent, and noted as sent, at once."""
@@ -134,7 +135,10 @@ SELECT replay_id, wanted, to_topic, rate, total, sent, refused, created_at, fini
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which published events are meant; what is None does not matter. Times are those in the events' ids."""
+    """Which published events are meant; what is None does not matter.
+
+    Times are those in the events' ids; without a zone they are UTC.
+    """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -146,10 +150,14 @@ class Wanted:
     event_type: str | None = None
     ids: list[UUID] | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "since", in_utc(self.since))
+        object.__setattr__(self, "until", in_utc(self.until))
+
     @property
     def is_empty(self) -> bool:
         """Whether everything is meant."""
-        return all(value is None for value in asdict(self).values())
+        return not any(asdict(self).values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,11 @@ class Refusal:
     reason: str
     retry_seconds: float
 
+    @property
+    def cause(self) -> str:
+        """What has to be put right: the topic, or, where there is none, what the reason says."""
+        return self.topic or self.reason
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
@@ -143,14 +148,20 @@ def settle_held(connection: Connection, settlement: Settlement, *, token: UUID, 
         _mark_refused(connection, mine.refused, state="held")
         _block(connection, mine.refused)
         freed = blocked_keys.free_keys(connection, token=token, keys=leased)
-    _wake_fellows(connection, mine, leased)
+    _wake_fellows(connection, mine, causes=leased, freed=freed)
     refused = {refusal.event.ordering_key for refusal in mine.refused}
     return Settled(written=mine, leased=frozenset(leased).difference(freed, refused))
 
 
-def _wake_fellows(connection: Connection, settlement: Settlement, causes: Mapping[str, str | None]) -> None:
-    """Make keys due that wait for what has turned out to work."""
-    working = {cause for event in settlement.published if (cause := causes[event.ordering_key]) is not None}
+def _wake_fellows(
+    connection: Connection, settlement: Settlement, *, causes: Mapping[str, str | None], freed: Collection[str]
+) -> None:
+    """Make keys due that wait for a topic or a route another key is tried for, once that key waits for it no more."""
+    moved = {event.ordering_key for event in settlement.published}.union(freed)
+    for refusal in settlement.refused:
+        same = refusal.kind == "misconfigured" and causes[refusal.event.ordering_key] == refusal.cause
+        (moved.discard if same else moved.add)(refusal.event.ordering_key)
+    working = {cause for key in moved if (cause := causes[key]) is not None}
     if working:
         blocked_keys.make_due(connection, causes=working)
 

@@ -26,6 +26,7 @@ from support.model import (
 from outbox_tasks.ports import Ports
 from outbox_tasks.relay.dead_letter import dead_letter
 from outbox_tasks.relay.dispatch import dispatch
+from outbox_tasks.relay.result import Result
 from outbox_tasks.relay.retry import retry
 from outbox_tasks.runtime import Runtime, StopFlag
 from outbox_tasks.settings import Settings
@@ -295,13 +296,13 @@ class Worker:
     def run(self, owner: str, prepare: Callable[[Ports], None] = lambda _: None) -> None:
         """Run a dispatch as a task of this id; `prepare` sees its ports first."""
 
-        def loop(ports: Ports) -> None:
+        def loop(ports: Ports) -> Result:
             ours = replace(ports, publisher=self.publisher)
             prepare(ours)
-            dispatch(ours)
+            return dispatch(ours)
 
         try:
-            self.runtime.run(loop, owner=owner)
+            self.runtime.run(loop, task="outbox.dispatch", owner=owner)
         finally:
             self.publisher.renew()
 

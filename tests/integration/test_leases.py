@@ -221,7 +221,7 @@ def test_expiring_an_owner_frees_all_it_held(database_url: str, connection: Conn
     assert again.shaken == set(mine.shards)
     assert sorted(again.shards + others.shards) == shards
     keys = blocked_keys.claim_keys(connection, token=uuid4(), owner="next", limit=9, seconds=60)
-    assert keys == ["order/blocked"]
+    assert list(keys) == ["order/blocked"]
 
 
 def test_giving_an_owners_leases_back_is_no_death(database_url: str, connection: Connection) -> None:
@@ -295,7 +295,7 @@ def test_only_keys_that_are_due_are_claimed(database_url: str, connection: Conne
     )
     assert blocked_keys.any_due(connection)
     keys = blocked_keys.claim_keys(connection, token=uuid4(), owner="run", limit=9, seconds=60)
-    assert keys == ["order/due"]
+    assert list(keys) == ["order/due"]
     assert not blocked_keys.any_due(connection)
 
 
@@ -306,7 +306,7 @@ def test_a_key_a_run_died_with_is_claimed_alone(database_url: str, connection: C
         block(database_url, f"order/{name}")
 
     def claim_keys(limit: int) -> list[str]:
-        return blocked_keys.claim_keys(connection, token=uuid4(), owner="run", limit=limit, seconds=60)
+        return list(blocked_keys.claim_keys(connection, token=uuid4(), owner="run", limit=limit, seconds=60))
 
     (died,) = claim_keys(1)
     end_leases(database_url)

@@ -280,7 +280,7 @@ def test_nobody_decides_on_everything_by_accident(desk: Desk, letters: dict[str,
 )
 def test_a_task_with_a_wrong_filter_fails(desk: Desk, letters: dict[str, UUID], wrong: dict[str, object]) -> None:
     """An unknown filter, a value of the wrong kind, or no filter at all is an error, and nothing is put back."""
-    with pytest.raises(InvalidFilterError, match="which dead letters"):
+    with pytest.raises(InvalidFilterError, match="which events"):
         desk.redrive_task(reason="oops", **wrong)
     assert desk.listed() == set(letters.values())
 

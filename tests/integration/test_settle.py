@@ -81,7 +81,7 @@ def lease_all(connection: Connection, *, owner: str = "run") -> UUID:
 def lease_keys(connection: Connection, *, limit: int = 100) -> tuple[UUID, list[str]]:
     """Claim blocked keys that are due."""
     token = uuid4()
-    return token, blocked_keys.claim_keys(connection, token=token, owner="retry", limit=limit, seconds=60)
+    return token, list(blocked_keys.claim_keys(connection, token=token, owner="retry", limit=limit, seconds=60))
 
 
 def held(connection: Connection, *keys: str) -> list[Event]:

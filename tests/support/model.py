@@ -4,7 +4,7 @@ All else in such a test is real: the loops, every statement, PostgreSQL.
 """
 
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -113,6 +113,9 @@ class ModelPublisher:
 
     def condemn(self, topic: str, problem: BaseException) -> None:
         """Forget it at once: this client asks the broker anew."""
+
+    def pardon(self, topics: Iterable[str]) -> None:
+        """Do nothing: nothing was remembered."""
 
     def discard(self) -> None:
         """Be as new."""

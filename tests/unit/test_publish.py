@@ -97,6 +97,9 @@ class MemoryPublisher:
             raise self.facts_accident
         return {topic: FACTS[topic] for topic in topics}
 
+    def pardon(self, topics: Iterable[str]) -> None:
+        """Do nothing: nothing was remembered."""
+
     def condemn(self, topic: str, problem: Problem) -> None:
         """Note what was found out about a topic."""
         assert isinstance(problem, kafka.UnknownTopicOrPartitionError)
