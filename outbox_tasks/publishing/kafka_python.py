@@ -1,7 +1,7 @@
 """The publisher on kafka-python: idempotent, acknowledged by all, thrown away after any failure."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -125,10 +125,16 @@ class KafkaPythonPublisher:
                 return client(**config)
             except (KafkaError, OSError, ValueError, RuntimeError, TypeError) as error:
                 self.discard()
-                where = f"{self._settings.bootstrap_servers}: {'; '.join([describe(error), *words])}"
+                reasons = "; ".join([describe(error), *words, *self._hints(words)])
+                where = f"{self._settings.bootstrap_servers}: {reasons}"
                 if isinstance(error, KafkaError | OSError) and not _is_rejected(error, words):
                     raise BrokerUnavailableError(f"no broker answers at {where}") from error
                 raise MisconfiguredError(f"Kafka will not have this client at {where}") from error
+
+    def _hints(self, words: Sequence[str]) -> Iterator[str]:
+        """Say what a hung-up connection may mean: the client often misses the answer that comes just before it."""
+        if "sasl_mechanism" in self._settings.kafka and any("disconnected" in word for word in words):
+            yield "this is also how brokers end a connection with wrong credentials"
 
 
 def _is_rejected(error: BaseException, words: Sequence[str]) -> bool:
