@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Required, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID
@@ -17,6 +16,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from outbox_tasks.encoding import NewEvent, Row, encode
 from outbox_tasks.errors import NoTransactionError, OutboxError
+from outbox_tasks.event import EventId
 from outbox_tasks.settings import Settings, in_use
 
 if TYPE_CHECKING:
@@ -63,23 +63,6 @@ _INSERT_PSYCOPG, _SERIALIZE_PSYCOPG = (
 )
 
 T = TypeVar("T")
-
-
-class EventId(UUID):
-    """The id of an appended event: a UUID that also says whether the event is new.
-
-    `is_new` is False where an event with this id was there already: nothing was written, it stays one event.
-    """
-
-    __slots__ = ("is_new",)
-    is_new: bool
-
-    def __init__(self, value: str, *, is_new: bool) -> None:
-        super().__init__(value)
-        object.__setattr__(self, "is_new", is_new)  # UUIDs refuse plain assignment, as this one from here on
-
-    def __reduce__(self) -> tuple[Callable[[str], EventId], tuple[str]]:
-        return partial(EventId, is_new=self.is_new), (str(self),)
 
 
 class _Options(TypedDict, total=False):

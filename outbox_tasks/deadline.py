@@ -34,7 +34,3 @@ class Deadline:
     def within(self, seconds: float) -> Deadline:
         """Return this moment, or the one `seconds` from now if that is sooner."""
         return Deadline(min(self.at, self.clock() + seconds), self.clock)
-
-    def earlier(self, seconds: float) -> Deadline:
-        """Return the moment `seconds` before this one."""
-        return Deadline(self.at - seconds, self.clock)

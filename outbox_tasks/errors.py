@@ -66,6 +66,14 @@ class TopicMissingError(PublisherError):
         self.topic = topic
 
 
+class TopicAilingError(PublisherError):
+    """The topic is there and the brokers answer, but it has taken nothing for a while."""
+
+    def __init__(self, topic: str, problem: str) -> None:
+        super().__init__(f"topic {topic!r} {problem}: bring its brokers back, then it goes on by itself")
+        self.topic = topic
+
+
 class InvalidRecordError(PublisherError):
     """A record cannot be sent to its topic: found out before anything was sent."""
 

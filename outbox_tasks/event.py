@@ -1,19 +1,14 @@
-"""What an event is: its states, and the row as the relay reads it."""
+"""What an event is: its id, and the row as the relay reads it."""
 
-from enum import StrEnum
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
 SHARDS = 64
 """Number of slices of the ordering keys. Fixed: it is part of a generated column."""
-
-
-class State(StrEnum):
-    """Where an event of the `outbox` table stands."""
-
-    PENDING = "pending"
-    HELD = "held"
-    PUBLISHED = "published"
 
 
 class Event(NamedTuple):
@@ -35,3 +30,20 @@ class Event(NamedTuple):
     headers: dict[str, str]
     attempts: int
     blocked: bool
+
+
+class EventId(UUID):
+    """The id of an appended event: a UUID that also says whether the event is new.
+
+    `is_new` is False where an event with this id was there already: nothing was written, it stays one event.
+    """
+
+    __slots__ = ("is_new",)
+    is_new: bool
+
+    def __init__(self, value: str, *, is_new: bool) -> None:
+        super().__init__(value)
+        object.__setattr__(self, "is_new", is_new)  # UUIDs refuse plain assignment, as this one from here on
+
+    def __reduce__(self) -> tuple[Callable[[str], EventId], tuple[str]]:
+        return partial(EventId, is_new=self.is_new), (str(self),)

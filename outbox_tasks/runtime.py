@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 Report = dict[str, Any]
 """What a task returns."""
 
+DATABASE_AWAY = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.ReadOnlySqlTransaction)
+"""Errors that mean the database is gone for now, or is a standby, and no event is to blame."""
+
 IDLE_SECONDS = 10.0
 """How often a run that finds nothing to do is written down all the same: a sign of life for `outbox check`."""
 
@@ -77,7 +80,10 @@ class Runtime:
             ports = self._ports(owner)
             report = loop(ports).as_dict()
             self._record(ports, task, report, seconds=time.monotonic() - started)
-        except (psycopg.OperationalError, psycopg.InterfaceError):
+        except psycopg.errors.ProgramLimitExceeded:
+            self._abandon(owner, leases.expire)
+            raise
+        except DATABASE_AWAY:
             self._abandon(owner, leases.give_back)
             raise
         except BaseException:

@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from outbox_tasks.errors import SettingsError
@@ -96,6 +98,17 @@ class Settings(BaseModel):
         30.0, description="wait before a key is tried again whose topic is missing, forbidden or unknown"
     )
     topic_facts_seconds: Seconds = Field(60.0, description="how long limits of a topic are believed")
+
+    @model_validator(mode="after")
+    def _read_the_database_url(self) -> Settings:
+        try:
+            conninfo_to_dict(self.conninfo)
+        except ProgrammingError:  # whose message repeats the password
+            raise ValueError(
+                "outbox_database_url is neither a URL such as postgresql://user@host/database nor a string such as "
+                "'host=… dbname=…'"
+            ) from None
+        return self
 
     @model_validator(mode="after")
     def _leave_guarantees_alone(self) -> Settings:

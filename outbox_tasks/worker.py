@@ -6,7 +6,7 @@ import weakref
 from typing import Any
 
 import psycopg
-from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from billiard.exceptions import WorkerLostError
 from celery import Celery, Task, signals
 from celery.worker.request import Request
 
@@ -78,8 +78,9 @@ def _check_settings(sender: Any, **_signal: Any) -> None:
 
 
 def _on_ready(sender: Any, **_signal: Any) -> None:
-    """Have a child look at the topics, so that what is missing stands in the log from the start."""
-    sender.app.send_task("outbox.check", expires=60, retry=False, queue=settings_of(sender.app).queue)
+    """Have a child look at the topics and at the partitions, so that what is wrong stands in the log from the start."""
+    for task in ("outbox.check", "outbox.maintain_partitions"):
+        sender.app.send_task(task, expires=60, retry=False, queue=settings_of(sender.app).queue)
 
 
 def _on_stopping(**_signal: Any) -> None:
@@ -93,7 +94,7 @@ def _on_end(**_signal: Any) -> None:
 
 def _on_failure(sender: Task, task_id: str, exception: BaseException, **_signal: Any) -> None:
     """Free the leases of a run whose child died, in the main process, which alone is told so."""
-    if isinstance(exception, WorkerLostError | TimeLimitExceeded):
+    if isinstance(exception, WorkerLostError):  # at a time limit the child still lives, and its leases end soon
         _free(sender, task_id)
 
 

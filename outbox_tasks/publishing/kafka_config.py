@@ -1,5 +1,6 @@
 """What kafka-python's clients are given: our settings, those of `outbox_kafka`, and TLS that does not hang."""
 
+import difflib
 import ssl
 from typing import Any
 
@@ -62,11 +63,17 @@ def producer_config(settings: Settings) -> dict[str, Any]:
     """Return the producer's settings, TLS apart. What the guarantees rest on comes last and cannot be changed.
 
     Raises:
-        SettingsError: something in `outbox_kafka` that is to be a number is none.
+        SettingsError: `outbox_kafka` has an unknown name, or something else where a number is to be.
     """
     defaults = {name: KafkaProducer.DEFAULT_CONFIG[name] for name in ("max_request_size", "compression_type")}
     ours = {"linger_ms": LINGER_MILLISECONDS, "batch_size": 131_072, "allow_auto_create_topics": False}
     base = defaults | ours | {"metrics_enabled": False} | settings.kafka
+    unknown = sorted(settings.kafka.keys() - KafkaProducer.DEFAULT_CONFIG.keys())
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], KafkaProducer.DEFAULT_CONFIG, n=1, cutoff=0)
+        raise SettingsError(
+            f"outbox_kafka has {', '.join(unknown)}, which kafka-python has not: did you mean {near[0]}?"
+        )
     for name in NUMBERS:
         if not isinstance(base[name], int):
             raise SettingsError(f"outbox_kafka has {name} {base[name]!r}: it is to be a whole number")

@@ -10,7 +10,7 @@ from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.errors import KafkaError, UnknownTopicOrPartitionError, for_code
 
 from outbox_tasks.deadline import Clock, Deadline
-from outbox_tasks.errors import BrokerUnavailableError, MisconfiguredError, TopicMissingError
+from outbox_tasks.errors import BrokerUnavailableError, MisconfiguredError, TopicAilingError, TopicMissingError
 from outbox_tasks.publishing.kafka_config import client_config, producer_config
 from outbox_tasks.publishing.last_words import last_words
 from outbox_tasks.publishing.publisher import Limits, NotSentError, Record, Sent, Stopping, TopicFacts
@@ -43,6 +43,7 @@ class KafkaPythonPublisher:
         self._facts: dict[str, TopicFacts] = {}
         self._facts_end = Deadline.after(0, clock=clock)
         self._condemned: dict[str, tuple[BaseException, Deadline]] = {}
+        self._ailing: dict[str, Deadline] = {}
 
     @property
     def limits(self) -> Limits:
@@ -59,9 +60,18 @@ class KafkaPythonPublisher:
         if self._facts_end.passed:
             self._facts.clear()
             self._facts_end = Deadline.after(self._settings.topic_facts_seconds, clock=self._clock)
-        found = self._ask(sorted(set(topics) - self._facts.keys()))
+        asked = self._ask(sorted(set(topics) - self._facts.keys()))
+        found = {topic: self._with_patience(topic, facts) for topic, facts in asked.items()}
         self._facts |= {topic: facts for topic, facts in found.items() if isinstance(facts, TopicFacts)}
         return self._facts | found | self._still_condemned()
+
+    def _with_patience(self, topic: str, facts: Facts) -> Facts:
+        """Take a topic that takes nothing for an outage first: brokers that restart look like that for a moment."""
+        if not isinstance(facts, TopicAilingError):
+            self._ailing.pop(topic, None)
+            return facts
+        end = Deadline.after(self._settings.delivery_seconds, clock=self._clock)
+        return facts if self._ailing.setdefault(topic, end).passed else BrokerUnavailableError(str(facts))
 
     def condemn(self, topic: str, problem: BaseException) -> None:
         self._condemned[topic] = (problem, Deadline.after(self._settings.misconfigured_seconds, clock=self._clock))
@@ -146,7 +156,9 @@ def _hand(producer: KafkaProducer, record: Record) -> Any:
     """Return the client's future, or the error with which it does not take the record."""
     try:
         future = producer.send(record.topic, value=record.value, key=record.key, headers=record.headers)
-    except (KafkaError, TypeError, ValueError, AssertionError) as error:
+    except AssertionError as error:
+        return ValueError(f"the client will not take it: {error}")
+    except (KafkaError, TypeError, ValueError) as error:
         return error
     # Any failure stops the client at once, from its own thread, before it drains what comes later: else, with
     # another producer epoch, later records of the key could pass the failed one.
@@ -200,6 +212,9 @@ def _facts_of(topic: Mapping[str, Any], limits: Mapping[str, Mapping[str, Any]])
         error: BaseException = for_code(code)(f"topic {topic['name']!r}")
         return error
     told = {name: limit["value"] for name, limit in limits.items()}
+    problem = _ailment(topic["partitions"], _if_told(told, "min.insync.replicas", int))
+    if problem is not None:
+        return TopicAilingError(topic["name"], problem)
     return TopicFacts(
         partitions=len(topic["partitions"]),
         max_message_bytes=_if_told(told, "max.message.bytes", int),
@@ -208,6 +223,17 @@ def _facts_of(topic: Mapping[str, Any], limits: Mapping[str, Mapping[str, Any]])
         min_insync=_if_told(told, "min.insync.replicas", int),
         unclean_election=_if_told(told, "unclean.leader.election.enable", lambda text: text == "true"),
     )
+
+
+def _ailment(partitions: Sequence[Mapping[str, Any]], min_insync: int | None) -> str | None:
+    """Return why acknowledged writes to some partition cannot succeed now, None if they can."""
+    for partition in partitions:
+        number, in_sync = partition["partition_index"], len(partition["isr_nodes"])
+        if partition["leader_id"] < 0:
+            return f"has no leader for partition {number}"
+        if min_insync is not None and in_sync < min_insync:
+            return f"has {in_sync} in-sync replicas of partition {number}, min.insync.replicas is {min_insync}"
+    return None
 
 
 def _if_told(told: Mapping[str, str | None], name: str, read: Callable[[str], T]) -> T | None:

@@ -8,6 +8,8 @@ from outbox_tasks.publishing.publisher import Record
 
 EVENT_ID_HEADER = "event_id"
 EVENT_TYPE_HEADER = "event_type"
+RESERVED_HEADERS = frozenset({EVENT_ID_HEADER, EVENT_TYPE_HEADER})
+"""Ours alone: consumers deduplicate by one of them."""
 
 
 def find_topic(event: Event, routes: Mapping[str, str]) -> str | None:
@@ -30,5 +32,5 @@ def topic_of(event: Event, routes: Mapping[str, str]) -> str:
 def record_of(event: Event, topic: str) -> Record:
     """Return what goes to Kafka: key and value as stored, our two headers before the event's own."""
     headers = [(EVENT_ID_HEADER, str(event.event_id).encode()), (EVENT_TYPE_HEADER, event.event_type.encode())]
-    headers += [(name, value.encode()) for name, value in event.headers.items()]
+    headers += [(name, value.encode()) for name, value in event.headers.items() if name not in RESERVED_HEADERS]
     return Record(topic, event.key, event.value, headers)

@@ -9,6 +9,7 @@ from outbox_tasks.errors import (
     InvalidRecordError,
     MisconfiguredError,
     NoRouteError,
+    TopicAilingError,
     TopicMissingError,
 )
 from outbox_tasks.publishing.publisher import NotSentError
@@ -48,6 +49,7 @@ _REFUSED: tuple[type[BaseException], ...] = (
 _MISCONFIGURED: tuple[type[BaseException], ...] = (
     NoRouteError,  # our own routes
     TopicMissingError,  # our own look at the topic
+    TopicAilingError,  # likewise
     kafka.UnknownTopicOrPartitionError,  # proto 3: retried by the client until the delivery timeout
     kafka.UnknownTopicIdError,  # proto 100: the topic was made anew
     kafka.InconsistentTopicIdError,  # proto 103, likewise

@@ -9,8 +9,8 @@ from outbox_tasks.store import dead_letters
 
 log = logging.getLogger(__name__)
 
-KEYS_PER_TRANSACTION = 100
-"""Dead letters made in one statement: few enough to be short, payloads and all."""
+KEYS_PER_TRANSACTION = 10
+"""Dead letters made in one statement: few enough to be short, with payloads of a megabyte each, written twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

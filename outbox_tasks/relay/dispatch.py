@@ -46,8 +46,10 @@ class Lease:
         return Lease(self.token, dict.fromkeys(shards, 0), self.end, self.shaken.intersection(shards))
 
 
-def dispatch(ports: Ports, *, wake_another: Callable[[], None] = nobody) -> Result:
+def dispatch(ports: Ports, *, wake_another: Callable[[], None] = nobody, seconds: float | None = None) -> Result:
     """Publish pending events, in order per key, until nothing is pending or `outbox_run_seconds` are over.
+
+    `seconds` makes the run shorter.
 
     `wake_another` is called before work starts where more is pending than this run took, and at the end where
     time ran out before the work did.
@@ -55,7 +57,8 @@ def dispatch(ports: Ports, *, wake_another: Callable[[], None] = nobody) -> Resu
     Raises:
         psycopg.Error: the database went away; leases still held end by themselves.
     """
-    run_end = ports.deadline(ports.settings.run_seconds)
+    longest = ports.settings.run_seconds
+    run_end = ports.deadline(longest if seconds is None else min(seconds, longest))
     down = probe(ports)
     if down is not None:
         return stopped_by(Result(), down)
@@ -92,13 +95,15 @@ def _claim(ports: Ports) -> tuple[Lease, bool]:
 def _work(lease: Lease, result: Result, ports: Ports, run_end: Deadline) -> tuple[Result, Problem | None]:
     """Publish the leased shards until they are empty or time is up; gives back whatever is left of them.
 
-    Shards that runs died with come last, so that one more death costs the others nothing.
+    Shards that runs died with come last, so that one more death costs the others nothing, but they do come: the
+    others have half of the time.
     """
     down: Problem | None = None
     if lease.deadly:
         _accuse(lease, ports)
     usual = lease.part(lease.after.keys() - lease.deadly)
-    while usual.after and down is None and not run_end.passed and not ports.stopping():
+    usual_end = run_end.within(run_end.left() / 2) if lease.deadly else run_end
+    while usual.after and down is None and not usual_end.passed and not ports.stopping():
         limit = max(1, ports.settings.batch_size // len(usual.after))
         result, down = _publish_batch(usual, result, ports, limit=limit)
     leases.release(ports.connection, token=lease.token, shards=usual.after)

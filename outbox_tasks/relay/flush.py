@@ -33,7 +33,7 @@ def flush(ports: Ports, *, seconds: float) -> Flushed:
     end, last = ports.deadline(seconds), events.last_id(ports.connection)
     result = Result()
     while True:
-        result = _add(result, dispatch(ports))
+        result = _add(result, dispatch(ports, seconds=end.left()))
         left = events.count_waiting(ports.connection, up_to=last)
         if not left.pending or end.passed or result.status not in (Status.IDLE, Status.DONE, Status.MORE):
             return Flushed(result=result, left=left)

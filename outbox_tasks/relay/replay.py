@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from outbox_tasks.deadline import Deadline
 from outbox_tasks.errors import InvalidFilterError
-from outbox_tasks.event import Event
 from outbox_tasks.ports import Ports
+from outbox_tasks.publishing.verdicts import Verdict, verdict_of
 from outbox_tasks.relay.publish import Fate, publish
 from outbox_tasks.relay.result import Result, Status
 from outbox_tasks.relay.run import LEASE_MARGIN_SECONDS, probe, stopped_by
@@ -79,7 +79,7 @@ def read_order(given: Mapping[str, Any]) -> Order:
     try:
         order = Order(
             to_topic=TypeAdapter(str | None).validate_python(rest.pop("to_topic", None)),
-            rate=TypeAdapter(int | None).validate_python(rest.pop("rate", None)),
+            rate=TypeAdapter(Annotated[int, Field(gt=0)] | None).validate_python(rest.pop("rate", None)),
             wanted=TypeAdapter(Wanted).validate_python(rest),
         )
     except ValidationError as error:
@@ -110,17 +110,24 @@ def _tick(found: Replay, result: Result, ports: Ports, *, token: UUID, end: Dead
 def _send(found: Replay, chunk: Chunk, ports: Ports, *, limit: int, end: Deadline) -> tuple[Fate, Progress]:
     """Send the first events of a chunk, up to a number."""
     ids = chunk.event_ids[:limit]
-    events = replays.read(ports.connection, ids, to_topic=found.to_topic)
+    found_events = replays.read(ports.connection, ids, to_topic=found.to_topic)
+    events = [event for event in found_events if not event.blocked]
     marked = [event._replace(headers={**event.headers, REPLAY_HEADER: str(found.replay_id)}) for event in events]
     fate = publish(marked, ports, deadline=end.within(ports.settings.delivery_seconds))
-    return fate, _progress(chunk, ids, events, fate)
+    dropped = set(ids) - {event.event_id for event in found_events}
+    return fate, _progress(chunk, dropped, fate)
 
 
-def _progress(chunk: Chunk, ids: list[UUID], events: list[Event], fate: Fate) -> Progress:
-    """Count what is over and done with. A refused event, and what came behind it in its key, is passed over."""
-    refused = {event.event_id for event, _ in fate.failed.values()} | {event.event_id for event in fate.followers}
+def _progress(chunk: Chunk, dropped: set[UUID], fate: Fate) -> Progress:
+    """Count what is over and done with. A refused event, and what came behind it in its key, is passed over.
+
+    Where a topic will not do, nothing is passed over: the replay waits, and its result says for what.
+    """
     sent = {event.event_id for event in fate.published}
-    dropped = set(ids) - {event.event_id for event in events}
-    over = refused | sent | dropped
-    left = [event_id for event_id in chunk.event_ids if event_id not in over]
+    waiting = {key for key, (_, problem) in fate.failed.items() if verdict_of(problem) is Verdict.MISCONFIGURED}
+    behind = [*(event for event, _ in fate.failed.values()), *fate.followers]
+    refused = {event.event_id for event in behind if event.ordering_key not in waiting}
+    if waiting:
+        fate.down = fate.failed[min(waiting)][1]
+    left = [event_id for event_id in chunk.event_ids if event_id not in refused | sent | dropped]
     return Progress(sent=len(sent), refused=len(refused), left=left)

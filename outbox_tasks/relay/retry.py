@@ -12,8 +12,8 @@ from outbox_tasks.relay.run import LEASE_MARGIN_SECONDS, probe, stopped_by
 from outbox_tasks.store import blocked_keys, events
 from outbox_tasks.store.settle import settle_held
 
-KEYS_PER_CLAIM = 64
-"""Keys one claim takes at most: about as many as a claim of shards."""
+KEYS_PER_CLAIM = 500
+"""Keys one claim takes at most: most of them hold an event or two."""
 
 
 @dataclass(frozen=True, slots=True)

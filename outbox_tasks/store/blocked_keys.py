@@ -9,6 +9,9 @@ from psycopg.rows import class_row
 
 from outbox_tasks.store.connection import Connection
 
+FELLOWS = 10_000
+"""How many keys that wait for one thing one key makes due, once it works."""
+
 DEATHS = 3
 """How many runs may die with a key before its oldest event is taken for the cause."""
 
@@ -33,6 +36,14 @@ UPDATE outbox_blocked_key AS b
 RETURNING b.ordering_key, CASE b.kind WHEN 'misconfigured' THEN b.topic END
 """
 
+# Looks, by its own small index, whether there is a key that a run died with.
+ANY_DIED = """
+SELECT FROM outbox_blocked_key
+ WHERE retry_at <= clock_timestamp() AND (leased_until IS NULL OR leased_until <= clock_timestamp())
+   AND (takeovers > 0 OR lease_token IS NOT NULL)
+ LIMIT 1
+"""
+
 # Gives up keys whose oldest event killed run after run: it is to be a dead letter. Passes over locked rows.
 EXHAUST_KEYS = """
 WITH deadly AS MATERIALIZED (
@@ -52,11 +63,14 @@ UPDATE outbox_blocked_key AS b
 RETURNING b.ordering_key
 """
 
-# Makes keys due that wait for a topic or a route that works now. Passes over locked rows: those come to their turn.
+# Makes keys due that wait for a topic or a route that works now: so many, for as they go on they make more due.
+# Passes over locked rows: those come to their turn.
 MAKE_DUE = """
 WITH waiting AS MATERIALIZED (
     SELECT ordering_key FROM outbox_blocked_key
-     WHERE kind = 'misconfigured' AND coalesce(topic, reason) = ANY(%(causes)s) AND retry_at > clock_timestamp()
+     WHERE kind = 'misconfigured' AND retry_at > clock_timestamp()
+       AND md5(coalesce(topic, reason)) = ANY(ARRAY(SELECT md5(cause) FROM unnest(%(causes)s::text[]) AS cause))
+     LIMIT %(limit)s
        FOR UPDATE SKIP LOCKED
 )
 UPDATE outbox_blocked_key AS b SET retry_at = clock_timestamp()
@@ -157,7 +171,8 @@ def claim_keys(
     A key a run has died with is leased alone, so that its fellows are not blamed for the next death.
     """
     given: dict[str, object] = {"token": token, "owner": owner, "seconds": seconds}
-    alone = connection.execute(CLAIM_KEYS, given | {"died": True, "limit": 1}).fetchall()
+    died = connection.execute(ANY_DIED).fetchone() is not None
+    alone = connection.execute(CLAIM_KEYS, given | {"died": True, "limit": 1}).fetchall() if died else []
     rows = alone or connection.execute(CLAIM_KEYS, given | {"died": False, "limit": limit}).fetchall()
     return dict(rows)
 
@@ -170,7 +185,7 @@ def exhaust_keys(connection: Connection) -> list[str]:
 
 def make_due(connection: Connection, *, causes: Collection[str]) -> int:
     """Make every key due that waits for one of these topics, or routes; returns how many there were."""
-    return connection.execute(MAKE_DUE, {"causes": list(causes)}).rowcount
+    return connection.execute(MAKE_DUE, {"causes": list(causes), "limit": FELLOWS}).rowcount
 
 
 def lock_leased_keys(connection: Connection, *, token: UUID, keys: Collection[str]) -> Mapping[str, str | None]:

@@ -83,14 +83,19 @@ SHOW = """
 SELECT * FROM outbox_dead_letter WHERE event_id = %(id)s
 """
 
-# Makes sure the keys of dead letters are blocked, and due: their events wait there, in their old place, for the next
-# retry. Takes the keys' rows first, in order, as everything does. A key that waits because of another event, to bury
+KEYS_OF = """
+SELECT DISTINCT ordering_key FROM outbox_dead_letter WHERE event_id = ANY(%(ids)s) AND resolution IS NULL
+"""
+
+# Makes sure the key of dead letters is blocked, and due: its events wait there, in their old place, for the next retry.
+# One key a transaction: a settlement takes the rows of several, new ones last, so holding two could end in a deadlock.
+# A key that waits because of another event, to bury
 # it or to hear what a person decides, goes on waiting.
-OPEN_KEYS = """
+OPEN_KEY = """
 INSERT INTO outbox_blocked_key AS b (ordering_key, topic, event_id, kind, reason, retry_at)
-SELECT DISTINCT ON (ordering_key) ordering_key, sent_to, event_id, 'refused', 'redriven', clock_timestamp()
-  FROM outbox_dead_letter WHERE event_id = ANY(%(ids)s) AND resolution IS NULL
- ORDER BY ordering_key, id
+SELECT ordering_key, sent_to, event_id, 'refused', 'redriven', clock_timestamp()
+  FROM outbox_dead_letter WHERE event_id = ANY(%(ids)s) AND ordering_key = %(key)s AND resolution IS NULL
+ ORDER BY id LIMIT 1
     ON CONFLICT (ordering_key) DO UPDATE
    SET kind = CASE b.kind WHEN 'dead' THEN 'refused' ELSE b.kind END, retry_at = clock_timestamp()
  WHERE b.kind IN ('refused', 'misconfigured') OR (b.kind = 'dead' AND b.event_id = ANY(%(ids)s))
@@ -101,7 +106,7 @@ REDRIVE = """
 WITH redriven AS (
     UPDATE outbox_dead_letter
        SET resolution = 'redriven', resolved_at = clock_timestamp(), resolved_reason = %(reason)s
-     WHERE event_id = ANY(%(ids)s) AND resolution IS NULL
+     WHERE event_id = ANY(%(ids)s) AND ordering_key = %(key)s AND resolution IS NULL
     RETURNING *
 )
 INSERT INTO outbox (event_id, id, aggregate_type, aggregate_id, event_type, topic, partition_key,
@@ -209,10 +214,16 @@ def show(connection: Connection, event_id: UUID) -> dict[str, object] | None:
 
 
 def redrive(connection: Connection, ids: Sequence[UUID], *, reason: str) -> int:
-    """Put dead letters back in their old place; returns how many there were to put back. Lock order: keys, events."""
+    """Put dead letters back in their old place, key by key; returns how many there were. Lock order: key, events."""
+    keys = [row[0] for row in connection.execute(KEYS_OF, {"ids": list(ids)})]
+    return sum(_redrive_key(connection, key, ids, reason=reason) for key in keys)
+
+
+def _redrive_key(connection: Connection, key: str, ids: Sequence[UUID], *, reason: str) -> int:
+    given: dict[str, object] = {"ids": list(ids), "key": key}
     with connection.transaction():
-        connection.execute(OPEN_KEYS, {"ids": list(ids)})
-        return connection.execute(REDRIVE, {"ids": list(ids), "reason": reason}).rowcount
+        connection.execute(OPEN_KEY, given)
+        return connection.execute(REDRIVE, given | {"reason": reason}).rowcount
 
 
 def discard(connection: Connection, ids: Sequence[UUID], *, reason: str) -> int:

@@ -139,7 +139,8 @@ UPDATE outbox_shard SET lease_token = NULL, lease_owner = NULL, leased_until = N
 # Takes the locks in the order of the keys, as settlements do.
 GIVE_BACK_KEYS = """
 WITH theirs AS MATERIALIZED (
-    SELECT ordering_key FROM outbox_blocked_key WHERE lease_owner = %(owner)s ORDER BY ordering_key FOR UPDATE
+    SELECT ordering_key FROM outbox_blocked_key
+     WHERE lease_owner = %(owner)s AND lease_token IS NOT NULL ORDER BY ordering_key FOR UPDATE
 )
 UPDATE outbox_blocked_key AS b SET lease_token = NULL, lease_owner = NULL, leased_until = NULL
   FROM theirs WHERE theirs.ordering_key = b.ordering_key
@@ -192,13 +193,21 @@ def accuse(connection: Connection, *, token: UUID) -> list[UUID]:
     return [row[0] for row in connection.execute(ACCUSE, {"token": token, "reason": reason})]
 
 
+# The same for a replay.
+GIVE_BACK_REPLAY = """
+UPDATE outbox_replay SET lease_token = NULL, lease_owner = NULL, leased_until = NULL WHERE lease_owner = %(owner)s
+"""
+
+
 def give_back(connection: Connection, *, owner: str) -> None:
     """Give back every lease of a run that lost its connection before it could."""
     connection.execute(GIVE_BACK, {"owner": owner})
     connection.execute(GIVE_BACK_KEYS, {"owner": owner})
+    connection.execute(GIVE_BACK_REPLAY, {"owner": owner})
 
 
 def expire(connection: Connection, *, owner: str) -> int:
     """End every lease of a run that cannot release them itself; returns how many there were."""
+    connection.execute(GIVE_BACK_REPLAY, {"owner": owner})
     shards = connection.execute(EXPIRE, {"owner": owner}).rowcount
     return shards + connection.execute(EXPIRE_KEYS, {"owner": owner}).rowcount

@@ -11,6 +11,7 @@ from psycopg.types.json import Jsonb
 
 from outbox_tasks.event import Event
 from outbox_tasks.store.connection import Connection
+from outbox_tasks.store.events import READ_BYTES
 from outbox_tasks.times import in_utc
 
 CHUNK = 500
@@ -22,10 +23,12 @@ NO_TIMEOUT = "SELECT set_config('statement_timeout', '0', true)"
 # Counts the events a replay would send. By the time in their ids, so that whole partitions are passed over; what lies
 # in the DEFAULT partition, whose ids may say anything, by the time they were written.
 COUNT = """
-SELECT count(*) FROM outbox AS o
+SELECT count(*)
+  FROM (SELECT * FROM outbox WHERE event_id BETWEEN %(first)s AND %(last)s
+         UNION ALL
+        SELECT * FROM outbox_default
+         WHERE event_id NOT BETWEEN %(first)s AND %(last)s AND created_at >= %(since)s AND created_at < %(until)s) AS o
  WHERE o.state = 'published'
-   AND (o.event_id BETWEEN %(first)s AND %(last)s
-        OR (o.tableoid = 'outbox_default'::regclass AND o.created_at >= %(since)s AND o.created_at < %(until)s))
    AND (%(ids)s::uuid[] IS NULL OR o.event_id = ANY(%(ids)s))
    AND (%(aggregate_type)s::text IS NULL OR o.aggregate_type = %(aggregate_type)s)
    AND (%(aggregate_id)s::text IS NULL OR o.aggregate_id = %(aggregate_id)s)
@@ -42,10 +45,12 @@ INSERT INTO outbox_replay (wanted, to_topic, rate) VALUES (%(wanted)s, %(to_topi
 CHOOSE = """
 WITH chosen AS (
     SELECT o.event_id, o.id, (row_number() OVER (ORDER BY o.id) - 1) / %(chunk)s AS place
-      FROM outbox AS o
+      FROM (SELECT * FROM outbox WHERE event_id BETWEEN %(first)s AND %(last)s
+             UNION ALL
+            SELECT * FROM outbox_default
+             WHERE event_id NOT BETWEEN %(first)s AND %(last)s
+               AND created_at >= %(since)s AND created_at < %(until)s) AS o
      WHERE o.state = 'published'
-       AND (o.event_id BETWEEN %(first)s AND %(last)s
-            OR (o.tableoid = 'outbox_default'::regclass AND o.created_at >= %(since)s AND o.created_at < %(until)s))
        AND (%(ids)s::uuid[] IS NULL OR o.event_id = ANY(%(ids)s))
        AND (%(aggregate_type)s::text IS NULL OR o.aggregate_type = %(aggregate_type)s)
        AND (%(aggregate_id)s::text IS NULL OR o.aggregate_id = %(aggregate_id)s)
@@ -81,16 +86,19 @@ NEXT_CHUNK = """
 SELECT place, event_ids FROM outbox_replay_chunk WHERE replay_id = %(replay_id)s ORDER BY place LIMIT 1
 """
 
-# The events of a chunk, with the bytes that go to Kafka. Locks nothing: published events do not change. Events whose
-# partition was dropped meanwhile are not returned.
+# The events of a chunk, with the bytes that go to Kafka; those over the budget without, and marked. Locks nothing:
+# published events do not change. Events whose partition was dropped meanwhile are not returned.
 READ = """
-SELECT o.event_id, o.id, o.shard, o.ordering_key, o.aggregate_type, o.event_type, coalesce(%(to_topic)s, o.topic),
-       convert_to(nullif(coalesce(o.partition_key, o.aggregate_id), ''), 'UTF8') AS key,
-       coalesce(o.payload_bytes, convert_to(o.payload::text, 'UTF8')) AS value,
-       o.headers, o.attempts, false
-  FROM outbox AS o
- WHERE o.event_id = ANY(%(ids)s) AND o.event_id BETWEEN %(first)s AND %(last)s
- ORDER BY o.id
+SELECT e.event_id, e.id, e.shard, e.ordering_key, e.aggregate_type, e.event_type, coalesce(%(to_topic)s, e.topic),
+       convert_to(nullif(coalesce(e.partition_key, e.aggregate_id), ''), 'UTF8') AS key,
+       CASE WHEN coalesce(e.bytes_before, 0) <= %(bytes)s THEN
+            coalesce(e.payload_bytes, convert_to(e.payload::text, 'UTF8')) END AS value,
+       e.headers, e.attempts, coalesce(e.bytes_before, 0) > %(bytes)s AS blocked
+  FROM (SELECT o.*, sum(coalesce(pg_column_size(o.payload), 0) + coalesce(pg_column_size(o.payload_bytes), 0))
+                        OVER (ORDER BY o.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
+          FROM outbox AS o
+         WHERE o.event_id = ANY(%(ids)s) AND o.event_id BETWEEN %(first)s AND %(last)s) AS e
+ ORDER BY e.id
 """
 
 # Notes a chunk as sent, or what is left of it, under the lease. One statement: a chunk is never counted twice.
@@ -225,8 +233,9 @@ def next_chunk(connection: Connection, *, replay_id: UUID) -> Chunk | None:
 
 
 def read(connection: Connection, event_ids: Sequence[UUID], *, to_topic: str | None) -> list[Event]:
-    """Return events by id, with another topic if one is given."""
-    parameters = {"ids": list(event_ids), "first": min(event_ids), "last": max(event_ids), "to_topic": to_topic}
+    """Return events by id, with another topic if one is given; `blocked` marks what was too much for one read."""
+    ids = {"ids": list(event_ids), "first": min(event_ids), "last": max(event_ids)}
+    parameters = ids | {"to_topic": to_topic, "bytes": READ_BYTES}
     with connection.cursor(binary=True, row_factory=args_row(Event)) as cursor:
         return cursor.execute(READ, parameters).fetchall()
 

@@ -80,7 +80,7 @@ SELECT r.ordering_key, r.topic, r.event_id, r.kind, r.reason,
            WHEN r.kind = 'misconfigured' AND (r.place > 1 OR EXISTS (
                 SELECT FROM outbox_blocked_key AS tried
                  WHERE tried.kind = 'misconfigured' AND tried.ordering_key <> r.ordering_key
-                   AND coalesce(tried.topic, tried.reason) = coalesce(r.topic, r.reason)
+                   AND md5(coalesce(tried.topic, tried.reason)) = md5(coalesce(r.topic, r.reason))
                    AND tried.retry_at <= clock_timestamp() + interval '1 second' * r.retry_seconds))
            THEN %(patience)s
            ELSE 1 END

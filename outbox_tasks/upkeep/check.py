@@ -68,7 +68,7 @@ def _clock(connection: Connection) -> Finding:
 
 
 def _today(connection: Connection) -> Finding:
-    today = partitions.now(connection).date()
+    today = partitions.now(connection).astimezone(UTC).date()
     days = [partition.day for partition in partitions.find(connection)]
     ahead = sum(day > today for day in days)
     if today in days and ahead:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from uuid import UUID
 
@@ -72,8 +72,9 @@ def maintain_partitions(ports: Ports, *, now: datetime | None = None) -> Maintai
     with partitions.maintenance(ports.connection) as done.alone:
         if done.alone:
             time = partitions.now(ports.connection) if now is None else now
-            _make_days(ports, time.date(), done)
-            _remove_days(ports, time.date(), done)
+            today = time.astimezone(UTC).date()
+            _make_days(ports, today, done)
+            _remove_days(ports, today, done)
             _clean_default(ports, time, done)
             _clean_books(ports, time, done)
     return done
@@ -138,22 +139,28 @@ def _with_locks(steps: Mapping[str, Callable[[], None]], done: Maintained) -> No
         for name, step in steps.items():
             attempts(step)
             del left[name]
-    except psycopg.errors.LockNotAvailable:
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled) as error:
         done.busy += left
-        log.warning("the table was busy %s times, the next maintenance tries %s again", ATTEMPTS, ", ".join(left))
+        log.warning("%s: the next maintenance tries %s again", str(error).strip(), ", ".join(left))
 
 
 def _clean_default(ports: Ports, now: datetime, done: Maintained) -> None:
-    """Delete old published events of the DEFAULT partition page by page, for `outbox_run_seconds` at most."""
+    """Delete old published events of the DEFAULT partition page by page, for `outbox_run_seconds` at most.
+
+    It begins anywhere and goes round, so that every part has its turn though time may run out each time.
+    """
     before = now - timedelta(days=ports.settings.retention_days)
     end = ports.deadline(ports.settings.run_seconds)
-    first, deleted = UUID(int=0), 0
-    while not end.passed and not ports.stopping():
+    start = UUID(int=ports.chance.getrandbits(128))
+    first, wrapped, deleted = start, False, 0
+    while not end.passed and not ports.stopping() and not (wrapped and first >= start):
         last, count = partitions.clean_default(ports.connection, first=first, before=before, limit=PAGE)
         deleted += count
-        if last is None or last.int == LAST_ID.int:
+        at_the_end = last is None or last == LAST_ID
+        if at_the_end and wrapped:
             break
-        first = UUID(int=last.int + 1)
+        wrapped = wrapped or at_the_end
+        first = UUID(int=0) if last is None or at_the_end else UUID(int=last.int + 1)
     if deleted:
         done.cleaned["default"] = deleted
 

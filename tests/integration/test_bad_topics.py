@@ -356,3 +356,22 @@ def test_wrong_credentials_leave_everything_where_it_is(
     assert blocked(wrong.eye) == {}
     open_relay(**guarded.settings()).run(dispatch)
     assert wrong.states(events) == {"published"}
+
+
+def test_a_topic_that_takes_nothing_stops_no_other(relay: Relay, guarded: GuardedKafka, good_topic: str) -> None:
+    """A topic with too few in-sync replicas is an outage first, then its own keys' trouble, and goes on by itself."""
+    ailing = f"ailing-{uuid4().hex}"
+    guarded.broker.create_topic(ailing, config={"min.insync.replicas": "2"})
+    stuck = relay.write(ailing)
+    assert relay.run(dispatch).status is Status.UNAVAILABLE
+    assert relay.states(stuck) == {"pending"}
+    relay.wait(relay.settings.delivery_seconds + 1)
+    good = relay.write(good_topic)
+    assert relay.run(dispatch).status is Status.DONE
+    assert relay.states(good) == {"published"}
+    assert relay.states(stuck) == {"held"}
+    assert relay.attempts() == 0
+    guarded.broker.alter_topic(ailing, {"min.insync.replicas": "1"})
+    relay.wait(INTERVAL + 1)
+    relay.run(retry)
+    assert relay.states(stuck) == {"published"}

@@ -358,7 +358,7 @@ def test_discarded_events_are_kept_and_their_keys_go_on(desk: Desk) -> None:
 
 
 def test_many_go_in_steps(desk: Desk) -> None:
-    """More than 500 are put back in transactions of 500, all of them, and counted."""
+    """Many are put back in transactions of one key each, 500 at a step, all of them, and counted."""
     many = 2 * STEP + 10
     desk.eye.execute(
         "INSERT INTO outbox_dead_letter (event_id, id, aggregate_type, aggregate_id, event_type, topic, headers,"
@@ -371,7 +371,8 @@ def test_many_go_in_steps(desk: Desk) -> None:
     assert result.exit_code == 0, result.output
     assert f"put back: {many}" in result.stdout
     steps = desk.eye.execute("SELECT count(*) FROM outbox GROUP BY xmin ORDER BY count(*)").fetchall()
-    assert [count for (count,) in steps] == [10, STEP, STEP]
+    assert len(steps) == 3 * 7
+    assert max(count for (count,) in steps) <= STEP // 7 + 1
     retry(desk.relay.ports())
     assert len(desk.kafka.arrived) == many
 

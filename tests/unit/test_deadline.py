@@ -27,14 +27,6 @@ def test_within_is_the_sooner_of_two(ahead: float, limit: float) -> None:
     assert deadline.within(limit).at == min(100.0 + ahead, 100.0 + limit)
 
 
-@given(ahead=seconds, by=seconds)
-def test_earlier_moves_the_moment(ahead: float, by: float) -> None:
-    """`earlier` is that much before, on the same clock."""
-    clock = Steps([100.0])
-    earlier = Deadline.after(ahead, clock=clock).earlier(by)
-    assert (earlier.at, earlier.clock) == (100.0 + ahead - by, clock)
-
-
 def test_the_clock_is_the_systems_by_default() -> None:
     """Without a clock of its own a deadline goes by the monotonic clock of the system."""
     assert not Deadline.after(60).passed

@@ -173,6 +173,7 @@ def test_no_password_shows() -> None:
         ({"outbox_database_url": [URL]}, {}),
         ({"outbox_lease_seconds": 1}, {}),
         ({"outbox_kafka": {"acks": 1, "sasl_plain_password": "hunter2"}}, {}),
+        ({"outbox_database_url": "postgres+psycopg://relay:hunter2@db.example/shop"}, {}),
     ],
 )
 def test_no_password_shows_in_an_error(configuration: dict[str, Any], environment: dict[str, str]) -> None:
@@ -211,3 +212,11 @@ def test_settings_in_use_are_those_last_set(monkeypatch: pytest.MonkeyPatch) -> 
     made = load(GIVEN, {})
     settings.use(made)
     assert settings.in_use() is made
+
+
+def test_no_password_shows_in_an_error_about_kafka() -> None:
+    """A misspelt name in outbox_kafka is told, with the nearest known one, and its value is not."""
+    made = load(GIVEN | {"outbox_kafka": {"sasl_plain_pasword": "hunter2"}}, {})
+    with pytest.raises(SettingsError, match="sasl_plain_password") as refused:
+        producer_config(made)
+    assert "hunter2" not in str(refused.value)

@@ -138,8 +138,14 @@ CREATE TABLE outbox_blocked_key (
     "CREATE INDEX outbox_blocked_key_exhausted ON outbox_blocked_key (blocked_at) WHERE kind = 'exhausted'",
     # Keys that wait for one thing to be put right: a topic, or a route. One of them is tried, for all.
     """
-CREATE INDEX outbox_blocked_key_cause ON outbox_blocked_key (coalesce(topic, reason), retry_at)
+CREATE INDEX outbox_blocked_key_cause ON outbox_blocked_key (md5(coalesce(topic, reason)), retry_at)
  WHERE kind = 'misconfigured'
+""",
+    "CREATE INDEX outbox_blocked_key_leased ON outbox_blocked_key (lease_token) WHERE lease_token IS NOT NULL",
+    # Keys that runs died with are tried alone, and first.
+    """
+CREATE INDEX outbox_blocked_key_died ON outbox_blocked_key (retry_at)
+ WHERE takeovers > 0 OR lease_token IS NOT NULL
 """,
     """
 CREATE TABLE outbox_dead_letter (
@@ -166,6 +172,7 @@ CREATE TABLE outbox_dead_letter (
     CONSTRAINT outbox_dead_letter_resolution_whole CHECK ((resolution IS NULL) = (resolved_at IS NULL))
 )
 """,
+    "ALTER TABLE outbox_dead_letter ALTER payload SET STORAGE EXTERNAL, ALTER payload_bytes SET STORAGE EXTERNAL",
     "CREATE INDEX outbox_dead_letter_key ON outbox_dead_letter (ordering_key, id)",
     "CREATE INDEX outbox_dead_letter_open ON outbox_dead_letter (died_at) WHERE resolution IS NULL",
     "SELECT outbox_make_partition(((now() AT TIME ZONE 'UTC')::date + day)) FROM generate_series(0, 7) AS day",
