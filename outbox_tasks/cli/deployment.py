@@ -7,10 +7,12 @@ from rich.text import Text
 
 from outbox_tasks import worker
 from outbox_tasks.cli.celery_checks import check_celery
-from outbox_tasks.cli.support import as_json, console, plain_table, plainly, print_json, settings_in
+from outbox_tasks.cli.support import as_json, connection_in, console, plain_table, plainly, print_json, settings_in
+from outbox_tasks.ports import Ports
 from outbox_tasks.schema import migrate as schema
 from outbox_tasks.upkeep.check import Finding, check_beat
 from outbox_tasks.upkeep.check import check as check_deployment
+from outbox_tasks.upkeep.partitions import maintain_partitions
 
 
 @click.command()
@@ -18,12 +20,19 @@ from outbox_tasks.upkeep.check import check as check_deployment
 @click.pass_context
 @plainly
 def migrate(context: click.Context, *, sql: bool) -> None:
-    """Make the outbox's tables, or bring them to this version."""
+    """Make the outbox's tables, or bring them to this version, and look after the partitions."""
     if sql:
         schema.write_sql(sys.stdout)
         return
-    schema.upgrade(settings_in(context).conninfo)
+    settings = settings_in(context)
+    schema.upgrade(settings.conninfo)
     click.echo(f"the database is at outbox schema {schema.head()}")
+    with connection_in(context) as connection:
+        publisher = worker.new_publisher(settings)
+        done = maintain_partitions(
+            Ports(connection=connection, publisher=publisher, settings=settings, owner="migrate")
+        )
+    click.echo(", ".join(f"{name}: {value}" for name, value in done.as_dict().items()))
 
 
 @click.command()
