@@ -45,7 +45,7 @@ from outbox_tasks.store import dead_letters, leases
 from outbox_tasks.store.connection import Connection
 from outbox_tasks.store.dead_letters import Filter
 
-EXPLORE = os.environ.get("OUTBOX_EXPLORE") == "1"
+EXPLORE = os.environ.get("TEST_EXPLORE") == "1"
 """Look for new counter-examples, at random and for long, and make them small, instead of going the same ways."""
 
 SETTINGS = settings(
