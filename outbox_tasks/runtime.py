@@ -28,6 +28,10 @@ Report = dict[str, Any]
 DATABASE_AWAY = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.ReadOnlySqlTransaction)
 """Errors that mean the database is gone for now, or is a standby, and no event is to blame."""
 
+TICKS = ("outbox.dispatch", "outbox.retry", "outbox.replay")
+"""Tasks that come every moment: for a moment after one found no broker, the others take its word for it, so that
+ticks that waited meanwhile do not keep the child from other tasks."""
+
 IDLE_SECONDS = 10.0
 """How often a run that finds nothing to do is written down all the same: a sign of life for `outbox check`."""
 
@@ -68,6 +72,8 @@ class Runtime:
         self._publisher: Publisher = KafkaPythonPublisher(settings, clock=time.monotonic)
         self._abandoned: dict[str, Callable[..., object]] = {}
         self._idle_until: dict[str, Deadline] = {}
+        self._outage: Report | None = None
+        self._outage_end = Deadline.after(0)
 
     def run(self, loop: Callable[[Ports], Reportable], *, task: str, owner: str) -> Report:
         """Run a loop, and write down what it did. Returns its report.
@@ -75,6 +81,8 @@ class Runtime:
         Whatever breaks it, what it had leased is free as soon as the database can be reached. A lost connection is
         nobody's fault. Anything else may be an event's: it counts as a death.
         """
+        if task in TICKS and self._outage is not None and not self._outage_end.passed:
+            return self._outage
         started = time.monotonic()
         try:
             ports = self._ports(owner)
@@ -89,6 +97,8 @@ class Runtime:
         except BaseException:
             self._abandon(owner, leases.expire)
             raise
+        if report.get("status") == Status.UNAVAILABLE:
+            self._outage, self._outage_end = report, Deadline.after(self._settings.dispatch_seconds)
         return report
 
     def _record(self, ports: Ports, task: str, report: Report, *, seconds: float) -> None:

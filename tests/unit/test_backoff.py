@@ -15,7 +15,7 @@ from outbox_tasks.relay.backoff import full_jitter, settlement_of
 from outbox_tasks.relay.publish import Fate
 
 SETTINGS = relay_settings(
-    "nowhere",
+    "dbname=nowhere",
     routes={"order": "orders"},
     retry_base_seconds=2,
     retry_max_seconds=60,

@@ -17,7 +17,7 @@ from outbox_tasks.publishing.publisher import Limits, NotSentError, Record, Sent
 from outbox_tasks.relay.publish import Fate, Problem, publish
 
 ROUTES = {"to-a": "a", "to-b": "b", "to-missing": "missing", "to-forbidden": "forbidden", "to-gone": "gone"}
-SETTINGS = relay_settings("nowhere", routes=ROUTES)
+SETTINGS = relay_settings("dbname=nowhere", routes=ROUTES)
 
 LIMIT = 200
 LIMITS = Limits(max_request_bytes=10 * LIMIT, compressed=False)
