@@ -76,7 +76,7 @@ class Runtime:
         self._outage_end = Deadline.after(0)
 
     def run(self, loop: Callable[[Ports], Reportable], *, task: str, owner: str) -> Report:
-        """Run a loop, and write down what it did. Returns its report.
+        """Run a loop, and write down what it did. Returns its report, or that of a moment ago that found no broker.
 
         Whatever breaks it, what it had leased is free as soon as the database can be reached. A lost connection is
         nobody's fault. Anything else may be an event's: it counts as a death.
@@ -98,7 +98,8 @@ class Runtime:
             self._abandon(owner, leases.expire)
             raise
         if report.get("status") == Status.UNAVAILABLE:
-            self._outage, self._outage_end = report, Deadline.after(self._settings.dispatch_seconds)
+            self._outage = {name: report[name] for name in ("status", "reason") if name in report}
+            self._outage_end = Deadline.after(self._settings.dispatch_seconds)
         return report
 
     def _record(self, ports: Ports, task: str, report: Report, *, seconds: float) -> None:
