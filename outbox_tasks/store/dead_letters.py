@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import ClassVar
 from uuid import UUID
 
 from psycopg.rows import class_row, dict_row
 
+from outbox_tasks.selection import Selection
 from outbox_tasks.store.connection import Connection
-from outbox_tasks.times import in_utc
 
 # Moves the event of every exhausted key to the dead letters, writes a copy for the dead-letter topic, and lets the key
 # go on or wait. All or nothing, in one statement. Locks the keys' rows, passing over locked ones; nobody else changes
@@ -145,29 +144,11 @@ class Buried:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """Which dead letters are meant; what is None does not matter.
+class Filter(Selection):
+    """Which dead letters are meant, by when they died among others; `error` is part of the error's text."""
 
-    Times without a zone are UTC. `error` is part of the error's text.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    ids: list[UUID] | None = None
     key: str | None = None
-    topic: str | None = None
     error: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "since", in_utc(self.since))
-        object.__setattr__(self, "until", in_utc(self.until))
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether everything is meant."""
-        return not any(asdict(self).values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

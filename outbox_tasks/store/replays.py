@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 from uuid import UUID
 
 from psycopg.rows import args_row, class_row
 from psycopg.types.json import Jsonb
 
 from outbox_tasks.event import Event
+from outbox_tasks.selection import Selection
 from outbox_tasks.store.connection import Connection
 from outbox_tasks.store.events import READ_BYTES
-from outbox_tasks.times import in_utc
 
 CHUNK = 500
 """Events of one chunk: what is sent, and noted as sent, at once."""
@@ -142,30 +142,12 @@ SELECT replay_id, wanted, to_topic, rate, total, sent, refused, created_at, fini
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """Which published events are meant; what is None does not matter.
+class Wanted(Selection):
+    """Which published events are meant. Times are those in the events' ids."""
 
-    Times are those in the events' ids; without a zone they are UTC.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    since: datetime | None = None
-    until: datetime | None = None
-    topic: str | None = None
     aggregate_type: str | None = None
     aggregate_id: str | None = None
     event_type: str | None = None
-    ids: list[UUID] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "since", in_utc(self.since))
-        object.__setattr__(self, "until", in_utc(self.until))
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether everything is meant."""
-        return not any(asdict(self).values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
