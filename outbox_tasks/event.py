@@ -15,7 +15,9 @@ class Event(NamedTuple):
     """One unpublished row of `outbox`, as a loop of the relay reads it.
 
     `key` and `value` are the bytes that go to Kafka, or None: a missing key is a partition key of '',
-    a missing value a tombstone. `blocked` says that the ordering key was blocked when the row was read.
+    a missing value a tombstone; `headers` is None where the event has none of its own. `blocked` says that
+    the ordering key was blocked when the row was read, `cut` that the read ended with this event for its size:
+    there may be more of its shard.
     """
 
     event_id: UUID
@@ -27,9 +29,10 @@ class Event(NamedTuple):
     topic: str | None
     key: bytes | None
     value: bytes | None
-    headers: dict[str, str]
+    headers: dict[str, str] | None
     attempts: int
     blocked: bool
+    cut: bool = False
 
 
 class EventId(UUID):

@@ -10,6 +10,7 @@ from outbox_tasks.deadline import Clock, Deadline
 from outbox_tasks.publishing.publisher import Publisher, Stopping
 from outbox_tasks.settings import Settings
 from outbox_tasks.store.connection import Connection
+from outbox_tasks.store.horizon import Horizon
 
 
 def never() -> bool:
@@ -19,13 +20,17 @@ def never() -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The world around a loop. `owner` names the run in the tables: the id of its Celery task."""
+    """The world around a loop. `owner` names the run in the tables: the id of its Celery task.
+
+    `horizon` is what `connection` has seen, in earlier runs too.
+    """
 
     connection: Connection
     publisher: Publisher
     settings: Settings
     owner: str
     stopping: Stopping = never
+    horizon: Horizon = field(default_factory=Horizon)
     clock: Clock = time.monotonic
     chance: random.Random = field(default_factory=random.Random)
     new_token: Callable[[], UUID] = uuid4

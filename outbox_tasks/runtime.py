@@ -18,6 +18,7 @@ from outbox_tasks.relay.result import Status
 from outbox_tasks.settings import Settings
 from outbox_tasks.store import leases, runs
 from outbox_tasks.store.connection import Connection, connect
+from outbox_tasks.store.horizon import Horizon
 from outbox_tasks.store.runs import Ended
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Runtime:
         self._settings = settings
         self._stopping = stopping
         self._connection: Connection | None = None
+        self._horizon = Horizon()
         self._publisher: Publisher = KafkaPythonPublisher(settings, clock=time.monotonic)
         self._abandoned: dict[str, Callable[..., object]] = {}
         self._idle_until: dict[str, Deadline] = {}
@@ -128,11 +130,12 @@ class Runtime:
             settings=self._settings,
             owner=owner,
             stopping=self._stopping,
+            horizon=self._horizon,
         )
 
     def _open_connection(self) -> Connection:
         if self._connection is None or self._connection.closed:
-            self._connection = connect(self._settings)
+            self._connection, self._horizon = connect(self._settings), Horizon()
         for owner, free in list(self._abandoned.items()):
             free(self._connection, owner=owner)
             del self._abandoned[owner]

@@ -3,11 +3,14 @@
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-from kafka import KafkaAdminClient, KafkaProducer
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.errors import KafkaError, UnknownTopicOrPartitionError, for_code
+from kafka.future import Future
+from kafka.partitioner.default import murmur2
 
 from outbox_tasks.deadline import Clock, Deadline
 from outbox_tasks.errors import BrokerUnavailableError, MisconfiguredError, TopicAilingError, TopicMissingError
@@ -24,10 +27,16 @@ _LOOK_UP_SECONDS = 0.1
 
 _JOIN_SECONDS = 1.0
 
+_KEYS_REMEMBERED = 65_536
+"""Of how many keys the hash is kept: about 10 MB."""
+
 _REJECTIONS = ("SaslAuthenticationFailed", "CERTIFICATE_VERIFY_FAILED")
 """What the client's log says where credentials, or certificates, are wrong."""
 
 Facts = TopicFacts | BaseException
+
+Handed = Any | BaseException
+"""The client's future of a record, or why it did not take it."""
 
 T = TypeVar("T")
 
@@ -90,7 +99,8 @@ class KafkaPythonPublisher:
         if deadline.passed:
             return [NotSentError("it was too late to send")] * len(records)
         futures = self._hand_over(records)
-        return [_outcome(future, deadline, stopping) for future in futures]
+        self._await([future for future in futures if isinstance(future, Future)], deadline, stopping)
+        return [_outcome(future, stopping) for future in futures]
 
     def discard(self) -> None:
         producer, self._producer = self._producer, None
@@ -101,20 +111,36 @@ class KafkaPythonPublisher:
     def close(self) -> None:
         self.discard()
 
-    def _hand_over(self, records: Sequence[Record]) -> list[Any]:
+    def _hand_over(self, records: Sequence[Record]) -> list[Handed]:
         """Give records to the client; once one of a key is not taken, no later one of that key is given."""
         assert self._producer is not None
-        futures: list[Any] = []
+        hand, stop = Hand(self._producer), partial(_stop, self._producer)
+        handed: list[Handed] = []
         stopped: set[tuple[str, bytes | None]] = set()
         for record in records:
-            place = (record.topic, record.key)
-            handed = NotSentError("a record before it failed") if place in stopped else _hand(self._producer, record)
-            futures.append(handed)
-            if isinstance(handed, BaseException):
-                if verdict_of(handed) is not Verdict.REFUSED and not isinstance(handed, NotSentError):
-                    return futures + [NotSentError("the client took no more")] * (len(records) - len(futures))
-                stopped.add(place)
-        return futures
+            if stopped and record[:2] in stopped:
+                handed.append(NotSentError("a record before it failed"))
+                continue
+            try:
+                # Any failure stops the client at once, from its own thread, before it drains what comes later: else,
+                # with another producer epoch, later records of the key could pass the failed one.
+                handed.append(hand(record).add_errback(stop))
+            except (KafkaError, TypeError, ValueError, AssertionError) as error:
+                handed.append(_untaken(error))
+                if verdict_of(handed[-1]) is not Verdict.REFUSED:
+                    return handed + [NotSentError("the client took no more")] * (len(records) - len(handed))
+                stopped.add(record[:2])
+        return handed
+
+    def _await(self, futures: Sequence[Any], deadline: Deadline, stopping: Stopping) -> None:
+        """Wait until all is acknowledged, something fails, the deadline has passed or somebody asks to stop.
+
+        Flushing sends at once what would otherwise linger, and waits per batch, not per record.
+        """
+        assert self._producer is not None
+        while not (all(future.is_done for future in futures) or deadline.passed or stopping()):
+            with suppress(KafkaError):  # the futures keep it
+                self._producer.flush(timeout=min(_LOOK_UP_SECONDS, deadline.left()))
 
     def _ask(self, topics: Sequence[str]) -> dict[str, Facts]:
         if not topics:
@@ -152,34 +178,57 @@ def _is_rejected(error: BaseException, words: Sequence[str]) -> bool:
     return verdict_of(error) is Verdict.UNAUTHORIZED or any(sign in word for sign in _REJECTIONS for word in words)
 
 
-def _hand(producer: KafkaProducer, record: Record) -> Any:
-    """Return the client's future, or the error with which it does not take the record."""
-    try:
-        future = producer.send(record.topic, value=record.value, key=record.key, headers=record.headers)
-    except AssertionError as error:
-        return ValueError(f"the client will not take it: {error}")
-    except (KafkaError, TypeError, ValueError) as error:
-        return error
-    # Any failure stops the client at once, from its own thread, before it drains what comes later: else, with
-    # another producer epoch, later records of the key could pass the failed one.
-    return future.add_errback(_stop, producer)
+class Hand:
+    """Puts records into a producer's buffer: what `KafkaProducer.send` does with them, less what is known of ours.
+
+    `send` looks at the types of every record and at its exact size, and hashes its key anew: nearly half its time.
+    Large records and those without a key go through it all the same.
+    """
+
+    def __init__(self, producer: KafkaProducer) -> None:
+        self._producer = producer
+        self._append = producer._accumulator.append  # noqa: SLF001 - see the class
+        self._looked_at = producer.config["max_request_size"] // 2
+        self._places: dict[str, list[TopicPartition]] = {}
+
+    def __call__(self, record: Record) -> Any:
+        """Return the client's future of a record; raises what the client raises."""
+        topic, key, value, headers = record
+        if key is None or record.size > self._looked_at:
+            return self._producer.send(topic, value=value, key=key, headers=headers)
+        places = self._places.get(topic) or self._places_of(topic)
+        place = places[key_hash(key) % len(places)]
+        future, full, _new, _abort = self._append(place, None, key, value, headers)
+        if full:
+            self._producer._sender.wakeup()  # noqa: SLF001 - as `send` does
+        return future
+
+    def _places_of(self, topic: str) -> list[TopicPartition]:
+        partitions = sorted(self._producer.partitions_for(topic))
+        self._places[topic] = [TopicPartition(topic, partition) for partition in partitions]
+        return self._places[topic]
+
+
+@lru_cache(maxsize=_KEYS_REMEMBERED)
+def key_hash(key: bytes) -> int:
+    """Return what Kafka's default partitioner takes modulo the number of partitions: murmur2, without the sign."""
+    return int(murmur2(key)) & 0x7FFFFFFF
+
+
+def _untaken(error: BaseException) -> BaseException:
+    return ValueError(f"the client will not take it: {error}") if isinstance(error, AssertionError) else error
 
 
 def _stop(producer: KafkaProducer, _error: BaseException) -> None:
     producer._sender.force_close()  # noqa: SLF001 - close() flushes first, which waits for what cannot come
 
 
-def _outcome(future: Any, deadline: Deadline, stopping: Stopping) -> BaseException | None:
-    """Wait for one acknowledgement; returns None for it, else what came instead."""
+def _outcome(future: Handed, stopping: Stopping) -> BaseException | None:
+    """Return None for an acknowledged record, else what came instead."""
     if isinstance(future, BaseException):
         return future
-    while not future.is_done:
-        if deadline.passed:
-            return NotSentError("not acknowledged in time")
-        if stopping():
-            return NotSentError("asked to stop before it was acknowledged")
-        with suppress(KafkaError, OSError):  # the future keeps it
-            future.get(timeout=min(_LOOK_UP_SECONDS, deadline.left()))
+    if not future.is_done:
+        return NotSentError("asked to stop before it was acknowledged" if stopping() else "not acknowledged in time")
     error: BaseException | None = future.exception
     return error
 

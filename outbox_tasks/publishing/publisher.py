@@ -21,8 +21,10 @@ class Record(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of key, value and headers together."""
-        headers = sum(len(name.encode()) + len(value) for name, value in self.headers)
-        return len(self.key or b"") + len(self.value or b"") + headers
+        size = len(self.key or b"") + len(self.value or b"")
+        for name, value in self.headers:
+            size += len(name.encode()) + len(value)
+        return size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,5 +32,6 @@ def topic_of(event: Event, routes: Mapping[str, str]) -> str:
 def record_of(event: Event, topic: str) -> Record:
     """Return what goes to Kafka: key and value as stored, our two headers before the event's own."""
     headers = [(EVENT_ID_HEADER, str(event.event_id).encode()), (EVENT_TYPE_HEADER, event.event_type.encode())]
-    headers += [(name, value.encode()) for name, value in event.headers.items() if name not in RESERVED_HEADERS]
+    if event.headers:
+        headers += [(name, value.encode()) for name, value in event.headers.items() if name not in RESERVED_HEADERS]
     return Record(topic, event.key, event.value, headers)

@@ -112,7 +112,8 @@ def _send(found: Replay, chunk: Chunk, ports: Ports, *, limit: int, end: Deadlin
     ids = chunk.event_ids[:limit]
     found_events = replays.read(ports.connection, ids, to_topic=found.to_topic)
     events = [event for event in found_events if not event.blocked]
-    marked = [event._replace(headers={**event.headers, REPLAY_HEADER: str(found.replay_id)}) for event in events]
+    mark = {REPLAY_HEADER: str(found.replay_id)}
+    marked = [event._replace(headers=(event.headers or {}) | mark) for event in events]
     fate = publish(marked, ports, deadline=end.within(ports.settings.delivery_seconds))
     dropped = set(ids) - {event.event_id for event in found_events}
     return fate, _progress(chunk, dropped, fate)

@@ -17,15 +17,17 @@ READ_BYTES = 8_000_000
 # changes pending events. One index range a shard; `shard = ANY(…) ORDER BY id` would sort them all. Payloads leave
 # as the bytes that go to Kafka; those of blocked keys are not fetched, for their events only change their state.
 # `bytes_before` is what is stored before an event in its read, by the size of the rows as they lie, so nothing is
-# fetched to be measured; reading stops once that is over the budget.
+# fetched to be measured; reading stops with the event that comes over the budget: what is behind it was cut off.
 READ_PENDING = """
 SELECT e.event_id, e.id, e.shard, e.ordering_key, e.aggregate_type, e.event_type, e.topic,
        CASE WHEN b.ordering_key IS NULL THEN
             convert_to(nullif(coalesce(e.partition_key, e.aggregate_id), ''), 'UTF8') END AS key,
        CASE WHEN b.ordering_key IS NULL THEN
             coalesce(e.payload_bytes, convert_to(e.payload::text, 'UTF8')) END AS value,
-       CASE WHEN b.ordering_key IS NULL THEN e.headers ELSE '{}' END AS headers,
-       e.attempts, b.ordering_key IS NOT NULL AS blocked
+       CASE WHEN b.ordering_key IS NULL THEN nullif(e.headers, '{}') END AS headers,
+       e.attempts, b.ordering_key IS NOT NULL AS blocked,
+       coalesce(e.bytes_before, 0) + coalesce(pg_column_size(e.payload), pg_column_size(e.payload_bytes), 0)
+           > %(bytes)s AS cut
   FROM unnest(%(shards)s::smallint[], %(after)s::bigint[]) AS s (shard, after)
  CROSS JOIN LATERAL (
        SELECT o.event_id, o.id, o.shard, o.ordering_key, o.aggregate_type, o.aggregate_id, o.event_type, o.topic,
@@ -45,7 +47,7 @@ READ_HELD = """
 SELECT e.event_id, e.id, e.shard, e.ordering_key, e.aggregate_type, e.event_type, e.topic,
        convert_to(nullif(coalesce(e.partition_key, e.aggregate_id), ''), 'UTF8') AS key,
        coalesce(e.payload_bytes, convert_to(e.payload::text, 'UTF8')) AS value,
-       e.headers, e.attempts, false AS blocked
+       nullif(e.headers, '{}') AS headers, e.attempts, false AS blocked
   FROM unnest(%(keys)s::text[]) AS k (ordering_key)
  CROSS JOIN LATERAL (
        SELECT o.event_id, o.id, o.shard, o.ordering_key, o.aggregate_type, o.aggregate_id, o.event_type, o.topic,

@@ -1,24 +1,32 @@
 """Shard leases: who may publish a shard, for how long, proved by a token."""
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from uuid import UUID
 
 from outbox_tasks.store.connection import Connection
+from outbox_tasks.store.horizon import Seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """The shards a run may publish; `more` says that others were left for another run.
+    """The shards a run may publish, with their floors; `more` says that others were left for another run.
 
-    `shaken` are those of the shards that were taken over from runs that died, without progress since; `deadly` those
-    with which `DEATHS` runs in a row died, or one while it handled a single event.
+    Nothing of a shard is pending at its floor, an id, or below. `shaken` are those of the shards that were taken over
+    from runs that died, without progress since; `deadly` those with which `DEATHS` runs in a row died, or one while it
+    handled a single event.
     """
 
-    shards: tuple[int, ...] = ()
-    shaken: frozenset[int] = field(default_factory=frozenset)
-    deadly: frozenset[int] = field(default_factory=frozenset)
-    more: bool = False
+    floors: dict[int, int]
+    shaken: frozenset[int]
+    deadly: frozenset[int]
+    more: bool
+    seen: Seen
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """The shards, in order."""
+        return tuple(self.floors)
 
 
 DEATHS = 3
@@ -28,14 +36,16 @@ DEATHS = 3
 # Claims free shards that have something pending, least recently claimed first.
 # Locks the rows it takes; SKIP LOCKED passes over those another claim or settlement holds, and the conditions are
 # looked at again once a row is locked, so two claims never get one shard. LATERAL … LIMIT 1 asks each shard's
-# index once: a semi-join might read every pending event instead. A token that is still there when its time has
-# passed belongs to a run that never released it: that is a takeover.
+# index once, from its floor: a semi-join might read every pending event instead. A token that is still there when
+# its time has passed belongs to a run that never released it: that is a takeover. Commits without waiting for the
+# disk: a lease a crash loses was proof of nothing yet, and what was published under it is published again.
 CLAIM = """
 WITH candidate AS MATERIALIZED (
     SELECT s.shard
       FROM outbox_shard AS s
      CROSS JOIN LATERAL (
-           SELECT FROM outbox AS o WHERE o.shard = s.shard AND o.state = 'pending' LIMIT 1) AS something
+           SELECT FROM outbox AS o
+            WHERE o.shard = s.shard AND o.state = 'pending' AND o.id > s.floor LIMIT 1) AS something
      WHERE s.leased_until IS NULL OR s.leased_until <= clock_timestamp()
      ORDER BY s.claimed_at NULLS FIRST
      LIMIT %(limit)s + 1
@@ -51,9 +61,14 @@ WITH candidate AS MATERIALIZED (
            takeovers = s.takeovers + (s.lease_token IS NOT NULL)::int
       FROM numbered
      WHERE numbered.shard = s.shard AND numbered.place <= %(limit)s
-    RETURNING s.shard, s.takeovers > 0 AS shaken, s.takeovers >= %(deaths)s OR s.suspect IS NOT NULL AS deadly
+    RETURNING s.shard, s.floor, s.takeovers > 0 AS shaken,
+              s.takeovers >= %(deaths)s OR s.suspect IS NOT NULL AS deadly
 )
-SELECT shard, shaken, deadly, (SELECT count(*) FROM candidate) > %(limit)s FROM claimed
+SELECT c.shard, c.floor, c.shaken, c.deadly, (SELECT count(*) FROM candidate) > %(limit)s,
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
+       (SELECT last_value - (NOT is_called)::int FROM outbox_id_seq),
+       set_config('synchronous_commit', 'off', true)
+  FROM (SELECT) AS always LEFT JOIN claimed AS c ON true
 """
 
 # Keeps, until the transaction ends, the leases that are still this token's. A shard taken over is not returned;
@@ -65,11 +80,13 @@ SELECT shard FROM outbox_shard
    FOR UPDATE
 """
 
-# Gives leases back. Changes nothing where the token has been replaced.
+# Gives leases back, and notes the floors. Changes nothing where the token has been replaced.
 RELEASE = """
-UPDATE outbox_shard
-   SET lease_token = NULL, lease_owner = NULL, leased_until = NULL, takeovers = 0, suspect = NULL
- WHERE lease_token = %(token)s AND shard = ANY(%(shards)s)
+UPDATE outbox_shard AS s
+   SET lease_token = NULL, lease_owner = NULL, leased_until = NULL, takeovers = 0, suspect = NULL,
+       floor = greatest(s.floor, given.floor)
+  FROM unnest(%(shards)s::smallint[], %(floors)s::bigint[]) AS given (shard, floor)
+ WHERE s.lease_token = %(token)s AND s.shard = given.shard
 """
 
 # Gives leases back of shards the run did not come to: what is known of earlier deaths stays known.
@@ -89,7 +106,9 @@ UPDATE outbox_shard SET takeovers = 0
 SUSPECT = """
 UPDATE outbox_shard AS s SET suspect = head.event_id
   FROM (SELECT o.event_id, o.id FROM outbox AS o
-         WHERE o.shard = %(shard)s AND o.state = 'pending' ORDER BY o.id LIMIT 1) AS head
+         WHERE o.shard = %(shard)s AND o.state = 'pending'
+           AND o.id > (SELECT floor FROM outbox_shard WHERE shard = %(shard)s)
+         ORDER BY o.id LIMIT 1) AS head
  WHERE s.lease_token = %(token)s AND s.shard = %(shard)s
 RETURNING head.id
 """
@@ -113,6 +132,21 @@ WITH mine AS MATERIALIZED (
     UPDATE outbox_shard AS s SET suspect = NULL, takeovers = 0 FROM mine WHERE s.shard = mine.shard
 )
 SELECT event_id FROM guilty
+"""
+
+# Lowers the floor of a shard in which something under it is pending after all, as an event that was given its id by
+# hand. Only of a free shard: whoever leases it would raise it again.
+LOWER_FLOOR = """
+WITH free AS MATERIALIZED (
+    SELECT shard, floor FROM outbox_shard
+     WHERE shard = %(shard)s AND lease_token IS NULL FOR UPDATE SKIP LOCKED
+)
+UPDATE outbox_shard AS s SET floor = missed.id - 1
+  FROM free CROSS JOIN LATERAL (
+       SELECT o.id FROM outbox AS o
+        WHERE o.shard = free.shard AND o.state = 'pending' AND o.id <= free.floor ORDER BY o.id LIMIT 1) AS missed
+ WHERE s.shard = free.shard
+RETURNING missed.id
 """
 
 # Ends the leases of a run that died: free at once, but still marked as taken over from somebody.
@@ -150,12 +184,14 @@ UPDATE outbox_blocked_key AS b SET lease_token = NULL, lease_owner = NULL, lease
 def claim(connection: Connection, *, token: UUID, owner: str, limit: int, seconds: float) -> Claim:
     """Lease up to `limit` free shards with something pending, for `seconds` of the database's clock."""
     parameters = {"token": token, "owner": owner, "limit": limit, "seconds": seconds, "deaths": DEATHS}
-    rows = connection.execute(CLAIM, parameters).fetchall()
+    found = connection.execute(CLAIM, parameters).fetchall()
+    rows = sorted(row for row in found if row[0] is not None)
     return Claim(
-        shards=tuple(sorted(row[0] for row in rows)),
-        shaken=frozenset(row[0] for row in rows if row[1]),
-        deadly=frozenset(row[0] for row in rows if row[2]),
-        more=any(row[3] for row in rows),
+        floors={row[0]: row[1] for row in rows},
+        shaken=frozenset(row[0] for row in rows if row[2]),
+        deadly=frozenset(row[0] for row in rows if row[3]),
+        more=found[0][4],
+        seen=Seen(*found[0][5:8]),
     )
 
 
@@ -164,10 +200,10 @@ def lock(connection: Connection, *, token: UUID, shards: Collection[int]) -> lis
     return [row[0] for row in connection.execute(LOCK, {"token": token, "shards": list(shards)})]
 
 
-def release(connection: Connection, *, token: UUID, shards: Collection[int]) -> None:
-    """Give shards back at once."""
-    if shards:
-        connection.execute(RELEASE, {"token": token, "shards": list(shards)})
+def release(connection: Connection, *, token: UUID, floors: Mapping[int, int]) -> None:
+    """Give shards back at once; nothing of them is pending at these floors or below."""
+    if floors:
+        connection.execute(RELEASE, {"token": token, "shards": list(floors), "floors": list(floors.values())})
 
 
 def put_back(connection: Connection, *, token: UUID, shards: Collection[int]) -> None:
@@ -191,6 +227,12 @@ def accuse(connection: Connection, *, token: UUID) -> list[UUID]:
     """Block the keys of events that were being handled when the last run died; returns these events' ids."""
     reason = "the process died each time it handled this event, last when it handled nothing else"
     return [row[0] for row in connection.execute(ACCUSE, {"token": token, "reason": reason})]
+
+
+def lower_floor(connection: Connection, *, shard: int) -> int | None:
+    """Have a free shard read from the first event under its floor that is pending; returns its id, None if none is."""
+    row = connection.execute(LOWER_FLOOR, {"shard": shard}).fetchone()
+    return None if row is None else int(row[0])
 
 
 # The same for a replay.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from psycopg.rows import class_row, dict_row
@@ -18,7 +18,7 @@ SELECT s.shard, s.lease_owner, s.leased_until, s.takeovers, s.suspect,
          ON p.shard = s.shard
   LEFT JOIN LATERAL (
        SELECT o.created_at FROM outbox AS o
-        WHERE o.shard = s.shard AND o.state = 'pending' ORDER BY o.id LIMIT 1) AS oldest ON true
+        WHERE o.shard = s.shard AND o.state = 'pending' AND o.id > s.floor ORDER BY o.id LIMIT 1) AS oldest ON true
  ORDER BY s.shard
 """
 
@@ -67,7 +67,10 @@ SELECT to_jsonb(d) - 'payload' - 'payload_bytes' AS dead_letter, to_jsonb(b) AS 
  WHERE d.event_id = %(id)s
 """
 
-SEQUENCE_CACHE = "SELECT seqcache FROM pg_sequence WHERE seqrelid = 'outbox_id_seq'::regclass"
+SEQUENCE = """
+SELECT seqcache, last_value < (SELECT max(floor) FROM outbox_shard) AS set_back
+  FROM pg_sequence, outbox_id_seq WHERE seqrelid = 'outbox_id_seq'::regclass
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +141,14 @@ def event(connection: Connection, event_id: UUID) -> dict[str, Any] | None:
     return (dead_letter or {}) | (row or {}) or None
 
 
-def sequence_cache(connection: Connection) -> int | None:
-    """Return how many ids a session draws from the sequence at once; more than 1 breaks the order of publication."""
-    row = connection.execute(SEQUENCE_CACHE).fetchone()
-    return int(row[0]) if row else None
+class Sequence(NamedTuple):
+    """The sequence of ids: how many a session draws at once, and whether it gives out ids again that were passed."""
+
+    cache: int
+    set_back: bool
+
+
+def sequence(connection: Connection) -> Sequence | None:
+    """Return the state of the sequence; anything but 1 and False breaks the order of publication."""
+    row = connection.execute(SEQUENCE).fetchone()
+    return None if row is None else Sequence(*row)

@@ -55,9 +55,18 @@ def _version(connection: Connection) -> Finding:
 
 
 def _sequence(connection: Connection) -> Finding:
-    cache = status.sequence_cache(connection)
-    wrong = f"sessions draw {cache} ids at once, so order is lost: ALTER SEQUENCE outbox_id_seq CACHE 1"
-    return Finding("sequence", right=cache == 1, detail="ids are drawn one by one" if cache == 1 else wrong)
+    sequence = status.sequence(connection)
+    if sequence is None:
+        return Finding("sequence", right=False, detail="outbox_id_seq is no sequence any more")
+    wrong = {
+        f"sessions draw {sequence.cache} ids at once, so order is lost: ALTER SEQUENCE outbox_id_seq CACHE 1": (
+            sequence.cache != 1
+        ),
+        "it was set back, so new events get ids that were passed already: "
+        "SELECT setval('outbox_id_seq', (SELECT max(id) FROM outbox))": sequence.set_back,
+    }
+    found = [text for text, is_so in wrong.items() if is_so]
+    return Finding("sequence", right=not found, detail="; ".join(found) or "ids are drawn one by one")
 
 
 def _clock(connection: Connection) -> Finding:

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from support.consuming import ConsumedRecord, consume_all
+from support.consuming import consume_all, payloads
 from support.relaying import (
     Interrupted,
     Row,
@@ -26,6 +26,7 @@ from support.relaying import (
     keys_of_one_shard,
     leased_shards,
     make_due,
+    new_topic,
     numbered,
     put,
     relay,
@@ -50,26 +51,10 @@ def consistent(database_url: str) -> Iterator[None]:
     assert_consistent(database_url)
 
 
-def payloads(records: list[ConsumedRecord]) -> dict[str, list[int]]:
-    """Return the numbers of each key as they came."""
-    found: defaultdict[str, list[int]] = defaultdict(list)
-    for record in records:
-        payload = json.loads(record.value or b"null")
-        found[payload["key"]].append(payload["number"])
-    return dict(found)
-
-
 def compacted_topic(kafka: ApacheKafka) -> str:
     """Create a topic that keeps the last record of each key."""
     name = f"topic-{uuid4().hex}"
     kafka.create_topic(name, config={"cleanup.policy": "compact"})
-    return name
-
-
-def new_topic(broker: Broker, **config: str) -> str:
-    """Create a topic for one test, `_` standing for `.` in the names of its settings."""
-    name = f"topic-{uuid4().hex}"
-    broker.create_topic(name, config={key.replace("_", "."): value for key, value in config.items()})
     return name
 
 

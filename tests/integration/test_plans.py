@@ -19,7 +19,7 @@ from outbox_tasks.store.blocked_keys import FREE_KEYS
 from outbox_tasks.store.connection import Connection
 from outbox_tasks.store.events import COUNT_HELD, COUNT_PENDING, READ_HELD, READ_PENDING
 from outbox_tasks.store.leases import CLAIM, SUSPECT
-from outbox_tasks.store.settle import HOLD, PUBLISHED, REFUSED
+from outbox_tasks.store.settle import HOLD, PUBLISHED, REFUSED, SETTLE
 
 Node = dict[str, Any]
 
@@ -77,12 +77,14 @@ def statements(ids: list[UUID]) -> dict[str, Statement]:
     claim = {"token": uuid4(), "owner": "run", "limit": 16, "seconds": 60, "deaths": 3}
     shards = list(range(SHARDS))
     read = {"shards": shards, "after": [0] * SHARDS, "limit": 15, "bytes": 1_000_000}
+    settled = {"token": uuid4(), "shards": shards, "done": shards, "floors": [0] * SHARDS}
     keys = [f"order/{number}" for number in range(20)]
     return {
         "claim": Statement(CLAIM, claim),
         "read pending": Statement(READ_PENDING, read),
         "read held": Statement(READ_HELD, {"keys": keys, "limit": 15, "bytes": 1_000_000}),
         "published": Statement(PUBLISHED, bounds | {"state": "pending"}),
+        "settle": Statement(SETTLE, bounds | settled | {"state": "pending"}),
         "hold": Statement(HOLD, bounds | {"state": "pending"}),
         "refused": Statement(REFUSED, bounds | {"refusals": refused, "state": "pending"}),
         "free keys": Statement(FREE_KEYS, {"token": uuid4(), "keys": keys}),
@@ -125,7 +127,7 @@ def _numbered(statement: Statement) -> tuple[str, list[object]]:
             names.append(match[1])
         return f"${names.index(match[1]) + 1}"
 
-    text = re.sub(r"%\((\w+)\)s", number, statement.text).replace("%%", "%")
+    text = re.sub(r"%\((\w+)\)[sb]", number, statement.text).replace("%%", "%")
     return text, [statement.parameters[name] for name in names]
 
 
@@ -173,14 +175,15 @@ def assert_nothing_sorts_events(plan: Node) -> None:
 
 # What a plan must be, whatever the partitions hold and whatever the planner knows of them.
 EXPECTED: dict[str, Callable[[Node], None]] = {
-    "claim": lambda plan: assert_by_index(plan, "_shard_id_idx", "shard ="),
+    "claim": lambda plan: assert_by_index(plan, "_shard_id_idx", "shard =", "id >"),
     "read pending": lambda plan: assert_by_index(plan, "_shard_id_idx", "shard =", "id >"),
     "read held": lambda plan: assert_by_index(plan, "_ordering_key_id_idx", "ordering_key ="),
     "published": lambda plan: assert_by_index(plan, "_pkey", "event_id"),
+    "settle": lambda plan: assert_by_index(plan, "_pkey", "event_id"),
     "hold": lambda plan: assert_by_index(plan, "_pkey", "event_id"),
     "refused": lambda plan: assert_by_index(plan, "_pkey", "event_id"),
     "free keys": lambda plan: assert_by_index(plan, "_ordering_key_id_idx", "ordering_key ="),
-    "suspect": lambda plan: assert_by_index(plan, "_shard_id_idx", "shard ="),
+    "suspect": lambda plan: assert_by_index(plan, "_shard_id_idx", "shard =", "id >"),
     "count pending": lambda plan: assert_by_index(plan, "_shard_id_idx"),
     "count held": lambda plan: assert_by_index(plan, "_ordering_key_id_idx"),
 }

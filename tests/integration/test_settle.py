@@ -127,7 +127,7 @@ def test_a_settlement_with_a_lost_token_changes_nothing(
     assert ids_of(settled.written) == []
     settle(other, Settlement(published=batch[:4]), token=taken, shards=ALL)
     assert states(database_url).count("published") == 4
-    leases.release(other, token=taken, shards=ALL)
+    leases.release(other, token=taken, floors=dict.fromkeys(ALL, 0))
 
 
 def test_of_shards_lost_in_part_the_rest_is_settled(
@@ -361,7 +361,7 @@ def test_settlements_of_both_kinds_never_deadlock_nor_strand_an_event(database_u
                 if shards:
                     batch = events.read_pending(own, after=dict.fromkeys(shards, 0), limit=3)
                     settle(own, _any_fate(batch, chance), token=token, shards=shards)
-                    leases.release(own, token=token, shards=shards)
+                    leases.release(own, token=token, floors=dict.fromkeys(shards, 0))
 
     def retry(seed: int) -> None:
         chance = dice(seed)

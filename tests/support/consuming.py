@@ -1,6 +1,8 @@
 """The consumer's view: a topic read back whole, to be compared with what was meant to be in it."""
 
-from collections.abc import Mapping
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
@@ -41,6 +43,15 @@ def consume_all(
             records += _poll(consumer, wait=timedelta(milliseconds=200))
         records += _fetched_already(consumer)
     return sorted(records, key=lambda record: (record.partition, record.offset))
+
+
+def payloads(records: Iterable[ConsumedRecord]) -> dict[str, list[int]]:
+    """Return the numbers of each key as they came, of payloads that have a `key` and a `number`."""
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for record in records:
+        payload = json.loads(record.value or b"null")
+        found[payload["key"]].append(payload["number"])
+    return dict(found)
 
 
 def _rewind(consumer: KafkaConsumer, topic: str) -> dict[TopicPartition, int]:

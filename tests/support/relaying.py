@@ -58,6 +58,10 @@ _FAULTS = {
         SELECT id, attempts, last_error FROM outbox
          WHERE state = 'pending' AND (attempts > 0 OR last_error IS NOT NULL OR published_at IS NOT NULL)
     """,
+    "pending event under its shard's floor": """
+        SELECT o.id, o.shard, s.floor FROM outbox AS o JOIN outbox_shard AS s USING (shard)
+         WHERE o.state = 'pending' AND o.id <= s.floor
+    """,
     "published event without a time, or the reverse": """
         SELECT id, state FROM outbox WHERE (state = 'published') <> (published_at IS NOT NULL)
     """,
@@ -100,6 +104,13 @@ def _insert_one(connection: psycopg.Connection[Any], draft: Mapping[str, object]
     assert row is not None
     event_id: UUID = row[0]
     return event_id
+
+
+def new_topic(broker: Broker, **config: str) -> str:
+    """Create a topic for one test, `_` standing for `.` in the names of its settings."""
+    name = f"topic-{uuid4().hex}"
+    broker.create_topic(name, config={key.replace("_", "."): value for key, value in config.items()})
+    return name
 
 
 def put(database_url: str, *drafts: Mapping[str, object]) -> list[UUID]:
