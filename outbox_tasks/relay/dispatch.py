@@ -82,6 +82,7 @@ def _claim(ports: Ports) -> tuple[Lease, bool]:
     """Claim shards. The end of the lease is counted from before the claim is sent."""
     settings, token = ports.settings, ports.new_token()
     end = ports.deadline(settings.lease_seconds - LEASE_MARGIN_SECONDS)
+    ports.bell.answer()
     claim = leases.claim(
         ports.connection,
         token=token,
