@@ -3,11 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from outbox_tasks.append import EventId, NewEvent, append, append_all
+from outbox_tasks.waker import wake
 
 if TYPE_CHECKING:
     from outbox_tasks.embed import setup
 
-__all__ = ["EventId", "NewEvent", "append", "append_all", "setup"]
+__all__ = ["EventId", "NewEvent", "append", "append_all", "setup", "wake"]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
+from outbox_tasks import commits
 from outbox_tasks.encoding import NewEvent, Row, encode
 from outbox_tasks.errors import NoTransactionError, OutboxError
 from outbox_tasks.event import EventId
@@ -113,6 +114,9 @@ def append(  # noqa: PLR0913 - an event has that many parts, and each is a keywo
     the event never was. A Session is flushed first, as before a query of its own (unless `autoflush` is off):
     the aggregate's row is then locked before the event gets its place in the order. A Session with several
     binds cannot tell which one is meant: pass `session.connection(bind_arguments=…)`.
+
+    A Session's outermost commit wakes the relay, if anything new was committed. Over the other connections call
+    `outbox_tasks.wake()` after your commit, or leave the event to beat's next tick.
 
     Args:
         connection: SQLAlchemy `Session`, `scoped_session` or `Connection`, psycopg `Connection`; or one of
@@ -285,7 +289,10 @@ def _over_sqlalchemy(given: Session | Connection, work: _Work) -> list[_Inserted
     if work.ordering_keys:
         connection.execute(_SERIALIZE_SQLALCHEMY, {"ordering_key": work.ordering_keys})
     results = (connection.execute(_INSERT_SQLALCHEMY, chunk) for chunk in work.chunks)
-    return [(id_, event_id) for result in results for id_, event_id in result]
+    inserted = [(id_, event_id) for result in results for id_, event_id in result]
+    if inserted and isinstance(given, Session):
+        commits.mark(given, connection)
+    return inserted
 
 
 def _connection_of(given: Session | Connection) -> Connection:

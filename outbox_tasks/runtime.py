@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import psycopg
 
 from outbox_tasks.deadline import Deadline
-from outbox_tasks.ports import Ports
+from outbox_tasks.ports import SILENCE, Bell, Ports
 from outbox_tasks.publishing.kafka_python import KafkaPythonPublisher
 from outbox_tasks.publishing.publisher import Publisher
 from outbox_tasks.relay.result import Status
@@ -66,9 +66,10 @@ class StopFlag:
 class Runtime:
     """One thread's connection to PostgreSQL and to Kafka: opened when first needed, opened again when lost."""
 
-    def __init__(self, settings: Settings, *, stopping: StopFlag) -> None:
+    def __init__(self, settings: Settings, *, stopping: StopFlag, bell: Bell = SILENCE) -> None:
         self._settings = settings
         self._stopping = stopping
+        self._bell = bell
         self._connection: Connection | None = None
         self._horizon = Horizon()
         self._publisher: Publisher = KafkaPythonPublisher(settings, clock=time.monotonic)
@@ -119,6 +120,7 @@ class Runtime:
     def close(self) -> None:
         """Close what is open; the next run opens it again."""
         self._publisher.discard()
+        self._bell.close()
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -131,6 +133,7 @@ class Runtime:
             owner=owner,
             stopping=self._stopping,
             horizon=self._horizon,
+            bell=self._bell,
         )
 
     def _open_connection(self) -> Connection:
@@ -143,11 +146,14 @@ class Runtime:
 
 
 class Runtimes:
-    """The runtimes of a process, one a thread."""
+    """The runtimes of a process, one a thread; `new_bell` makes the bell of each."""
 
-    def __init__(self, settings: Settings, *, stopping: StopFlag) -> None:
+    def __init__(
+        self, settings: Settings, *, stopping: StopFlag, new_bell: Callable[[], Bell] = lambda: SILENCE
+    ) -> None:
         self._settings = settings
         self._stopping = stopping
+        self._new_bell = new_bell
         self._local = threading.local()
         self._all: list[Runtime] = []
 
@@ -155,7 +161,7 @@ class Runtimes:
         """Return this thread's runtime."""
         runtime: Runtime | None = getattr(self._local, "runtime", None)
         if runtime is None:
-            runtime = self._local.runtime = Runtime(self._settings, stopping=self._stopping)
+            runtime = self._local.runtime = Runtime(self._settings, stopping=self._stopping, bell=self._new_bell())
             self._all.append(runtime)
         return runtime
 

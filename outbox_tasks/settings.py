@@ -8,10 +8,11 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from outbox_tasks.errors import SettingsError
 
@@ -25,6 +26,8 @@ _OURS_ALONE = frozenset({
 """Producer settings the guarantees rest on: `outbox_kafka` may not change them."""
 
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+
+_REDIS_SCHEMES = ("redis", "rediss", "unix")
 
 _STATEMENTS_AFTER_PUBLISHING = 3
 """A run may still be in a read when its time is out, and then settles and releases."""
@@ -78,6 +81,16 @@ class Settings(BaseModel):
     replay_tick_seconds: Seconds = Field(1.0, description="time between two ticks of `outbox.replay`")
     replay_rate: Count = Field(500, description="events a second a replay sends unless told otherwise")
 
+    wake: bool = Field(True, description="whether commits wake the relay between two ticks, through Redis")
+    wake_url: Name | None = Field(
+        None, repr=False, description="Redis the wake-up goes through; without it Celery's broker, where that is one"
+    )
+    wake_timeout_seconds: Seconds = Field(0.1, description="how long a commit may wait for a Redis that is away")
+    stay_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.2, description="how long a run that published something waits for more, within one tick"
+    )
+    listen: bool = Field(False, description="whether workers listen for PostgreSQL's notifications")
+
     batch_size: Count = Field(1000, description="events published between two settlements")
     shards_per_run: Annotated[int, Field(ge=1, le=64)] = Field(16, description="shards one claim takes at most")
     run_seconds: Seconds = Field(10.0, description="after this a run claims and reads no more")
@@ -109,6 +122,13 @@ class Settings(BaseModel):
                 "'host=… dbname=…'"
             ) from None
         return self
+
+    @field_validator("wake_url")
+    @classmethod
+    def _know_the_wake_url(cls, url: str | None) -> str | None:
+        if url is not None and urlsplit(url).scheme not in _REDIS_SCHEMES:
+            raise ValueError(f"it begins with one of {', '.join(f'{scheme}://' for scheme in _REDIS_SCHEMES)}")
+        return url
 
     @model_validator(mode="after")
     def _leave_guarantees_alone(self) -> Settings:

@@ -33,8 +33,9 @@ RUNS_ONCE = {"acks_late": False, "reject_on_worker_lost": False}
 
 @shared_task(bind=True, **RUNS_ONCE, name="outbox.dispatch", ignore_result=True)
 def dispatch(self: Task) -> Report:
-    """Publish what is pending, in order per key. Sent by beat; sends itself again while there is more."""
-    return _run(self, partial(dispatch_run, wake_another=partial(_send_again, self)))
+    """Publish what is pending, in order per key. Sent by beat, by writers, and by itself while there is more."""
+    stay_seconds = worker.settings_of(self.app).stay_seconds
+    return _run(self, partial(dispatch_run, wake_another=partial(_send_again, self), stay_seconds=stay_seconds))
 
 
 @shared_task(bind=True, **RUNS_ONCE, name="outbox.retry", ignore_result=True)

@@ -3,6 +3,7 @@
 import logging
 import time
 import weakref
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -16,6 +17,7 @@ from outbox_tasks.publishing.kafka_python import KafkaPythonPublisher
 from outbox_tasks.publishing.publisher import Publisher
 from outbox_tasks.runtime import Runtimes, StopFlag, free_leases_of
 from outbox_tasks.settings import Settings
+from outbox_tasks.waking import parts
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +45,8 @@ def settings_of(app: Celery) -> Settings:
 def runtimes_of(app: Celery) -> Runtimes:
     """Return this process's runtimes for an app. Nothing is opened yet."""
     if app not in _runtimes:
-        _runtimes[app] = Runtimes(settings_of(app), stopping=stopping)
+        settings = settings_of(app)
+        _runtimes[app] = Runtimes(settings, stopping=stopping, new_bell=partial(parts.bell, app, settings))
     return _runtimes[app]
 
 

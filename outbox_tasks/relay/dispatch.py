@@ -20,10 +20,13 @@ def nobody() -> None:
     """Tell nobody that there is more to do."""
 
 
-def dispatch(ports: Ports, *, wake_another: Callable[[], None] = nobody, seconds: float | None = None) -> Result:
+def dispatch(
+    ports: Ports, *, wake_another: Callable[[], None] = nobody, seconds: float | None = None, stay_seconds: float = 0
+) -> Result:
     """Publish pending events, in order per key, until nothing is pending or `outbox_run_seconds` are over.
 
-    `seconds` makes the run shorter.
+    `seconds` makes the run shorter. A run that published something stays for more, `stay_seconds` after it found
+    nothing left; but no longer than one tick, so that children are free for other tasks.
 
     `wake_another` is called before work starts where more is pending than this run took, and at the end where
     time ran out before the work did.
@@ -36,10 +39,24 @@ def dispatch(ports: Ports, *, wake_another: Callable[[], None] = nobody, seconds
     down = probe(ports)
     if down is not None:
         return stopped_by(Result(), down)
+    stay_end = run_end.within(ports.settings.dispatch_seconds if stay_seconds else 0)
+    with ports.bell.stay() as stay:
+        result = _run(
+            ports, run_end, wake_another, lambda: not stay_end.passed and stay.wait(min(stay_seconds, stay_end.left()))
+        )
+    if stay.missed and not ports.stopping():
+        wake_another()
+    return result
+
+
+def _run(ports: Ports, run_end: Deadline, wake_another: Callable[[], None], more_came: Callable[[], bool]) -> Result:
+    """Claim and work until nothing is left and nothing more comes."""
     result, first = Result(), True
     while not run_end.passed and not ports.stopping():
         lease, more = _claim(ports)
         if not lease.floors:
+            if result.published and more_came():
+                continue
             return result
         if more and first:
             wake_another()
@@ -56,6 +73,7 @@ def _claim(ports: Ports) -> tuple[Lease, bool]:
     """Claim shards. The end of the lease is counted from before the claim is sent."""
     settings, token = ports.settings, ports.new_token()
     end = ports.deadline(settings.lease_seconds - LEASE_MARGIN_SECONDS)
+    ports.bell.answer()
     claim = leases.claim(
         ports.connection,
         token=token,

@@ -24,7 +24,7 @@ SELECT set_config('statement_timeout', %(milliseconds)s, false),
 """
 
 # Notices a server that vanished without a word: after 5 s of silence ask, every 2 s, three times.
-_NETWORK: dict[str, Any] = {
+NETWORK: dict[str, Any] = {
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
@@ -45,7 +45,7 @@ def connect(settings: Settings, *, check: Callable[[Connection], None] = migrate
         autocommit=True,
         connect_timeout=max(2, round(timeout)),
         application_name=settings.client_id,
-        **_NETWORK,
+        **NETWORK,
     )
     connection.execute(SET_SESSION, {"milliseconds": str(round(timeout * 1000))})
     check(connection)

@@ -79,6 +79,11 @@ def test_names_of_others_are_none_of_our_business() -> None:
         ("outbox_routes", {"order": ""}),
         ("outbox_routes", {"order": 1}),
         ("outbox_kafka", 7),
+        ("outbox_wake", "perhaps"),
+        ("outbox_wake_url", "amqp://localhost"),
+        ("outbox_wake_url", "localhost:6379"),
+        ("outbox_wake_timeout_seconds", 0),
+        ("outbox_listen", 2),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused(name: str, value: object) -> None:
@@ -160,7 +165,8 @@ def test_security_settings_reach_the_producer() -> None:
 
 def test_no_password_shows() -> None:
     """Neither repr nor str of the settings shows the database's password or Kafka's."""
-    made = load(GIVEN | {"outbox_kafka": {"sasl_plain_password": "hunter2"}}, {})
+    secret = {"outbox_kafka": {"sasl_plain_password": "hunter2"}, "outbox_wake_url": "redis://me:hunter2@localhost"}
+    made = load(GIVEN | secret, {})
     assert "hunter2" not in f"{made!r} {made}"
 
 
@@ -172,6 +178,7 @@ def test_no_password_shows() -> None:
         ({"outbox_kafka": [("sasl_plain_password", "hunter2")]}, {}),
         ({"outbox_database_url": [URL]}, {}),
         ({"outbox_lease_seconds": 1}, {}),
+        ({"outbox_wake_url": "amqp://me:hunter2@localhost"}, {}),
         ({"outbox_kafka": {"acks": 1, "sasl_plain_password": "hunter2"}}, {}),
         ({"outbox_database_url": "postgres+psycopg://relay:hunter2@db.example/shop"}, {}),
     ],
@@ -192,6 +199,19 @@ def test_settings_cannot_be_changed() -> None:
 def test_sqlalchemy_urls_are_understood(scheme: str) -> None:
     """A URL as SQLAlchemy writes it names the same database."""
     assert load({"outbox_database_url": URL.replace("postgresql", scheme)}, {}).conninfo == URL
+
+
+@pytest.mark.parametrize("url", ["redis://localhost/1", "rediss://me:secret@localhost:6380", "unix:///run/redis.sock"])
+def test_a_redis_for_the_wake_up(url: str) -> None:
+    """The wake-up takes any URL that names one Redis."""
+    assert load(GIVEN, {"OUTBOX_WAKE_URL": url}).wake_url == url
+
+
+def test_the_wake_up_is_on_and_listening_is_off() -> None:
+    """Commits wake the relay unless that is turned off; workers listen to notifications where it is turned on."""
+    made, turned = load(GIVEN, {}), load(GIVEN, {"OUTBOX_WAKE": "false", "OUTBOX_LISTEN": "true"})
+    assert (made.wake, made.listen) == (True, False)
+    assert (turned.wake, turned.listen) == (False, True)
 
 
 def test_a_libpq_string_stays_as_it_is() -> None:

@@ -19,6 +19,7 @@ SUPERUSER = "postgres"
 _UNPRIVILEGED_USER = "nobody"
 
 _SETTINGS = {
+    "max_prepared_transactions": "10",
     "listen_addresses": LOOPBACK,
     "unix_socket_directories": "",
     "max_connections": "200",
