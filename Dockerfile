@@ -10,7 +10,7 @@ FROM python:3.11-slim
 ENV PYTHONUNBUFFERED=1
 COPY constraints.txt /tmp/constraints.txt
 COPY --from=build /wheels /tmp/wheels
-RUN pip install --no-cache-dir --constraint /tmp/constraints.txt /tmp/wheels/*.whl \
+RUN pip install --no-cache-dir --constraint /tmp/constraints.txt "$(ls /tmp/wheels/*.whl)[confluent]" \
     && rm -r /tmp/wheels /tmp/constraints.txt \
     && useradd --system --uid 10001 --create-home outbox
 # Celery reads celeryconfig.py from the working directory.

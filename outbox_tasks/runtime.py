@@ -12,7 +12,7 @@ import psycopg
 
 from outbox_tasks.deadline import Deadline
 from outbox_tasks.ports import SILENCE, Bell, Ports
-from outbox_tasks.publishing.kafka_python import KafkaPythonPublisher
+from outbox_tasks.publishing.factory import new_publisher
 from outbox_tasks.publishing.publisher import Publisher
 from outbox_tasks.relay.result import Status
 from outbox_tasks.settings import Settings
@@ -72,7 +72,7 @@ class Runtime:
         self._bell = bell
         self._connection: Connection | None = None
         self._horizon = Horizon()
-        self._publisher: Publisher = KafkaPythonPublisher(settings, clock=time.monotonic)
+        self._publisher: Publisher = new_publisher(settings)
         self._abandoned: dict[str, Callable[..., object]] = {}
         self._idle_until: dict[str, Deadline] = {}
         self._outage: Report | None = None

@@ -25,6 +25,18 @@ _OURS_ALONE = frozenset({
 })  # fmt: skip
 """Producer settings the guarantees rest on: `outbox_kafka` may not change them."""
 
+_LIBRDKAFKAS_OURS_ALONE = frozenset({
+    "acks", "request.required.acks", "api.version.request", "bootstrap.servers", "metadata.broker.list",
+    "broker.version.fallback", "client.id", "default.topic.config", "delivery.report.only.error",
+    "delivery.timeout.ms", "message.timeout.ms", "enable.gapless.guarantee", "enable.idempotence", "error_cb", "logger",
+    "max.in.flight", "max.in.flight.requests.per.connection", "on_delivery", "partitioner", "queuing.strategy",
+    "request.timeout.ms", "retries", "message.send.max.retries", "socket.timeout.ms",
+    "topic.metadata.propagation.max.ms", "transactional.id", "transaction.timeout.ms",
+})  # fmt: skip
+"""The same by librdkafka's names, second names among them."""
+
+PublisherName = Literal["kafka-python", "confluent-kafka"]
+
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 _REDIS_SCHEMES = ("redis", "rediss", "unix")
@@ -62,7 +74,10 @@ class Settings(BaseModel):
     kafka: Annotated[dict[str, Any], BeforeValidator(_json_if_text)] = Field(
         default_factory=dict,
         repr=False,
-        description="more settings of kafka-python's producer, such as SASL, TLS, compression",
+        description="more settings of the chosen client's producer, such as SASL, TLS, compression",
+    )
+    publisher: PublisherName = Field(
+        "kafka-python", description="the Kafka client; confluent-kafka needs `outbox-tasks[confluent]`"
     )
     routes: Annotated[dict[Name, Name], BeforeValidator(_json_if_text)] = Field(
         default_factory=dict, description="topic by event type, else by aggregate type"
@@ -132,16 +147,18 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _leave_guarantees_alone(self) -> Settings:
-        taken = sorted(_OURS_ALONE & self.kafka.keys())
+        ours = _OURS_ALONE if self.publisher == "kafka-python" else _LIBRDKAFKAS_OURS_ALONE
+        taken = sorted(ours & self.kafka.keys())
         if taken:
             raise ValueError(f"outbox_kafka may not set {', '.join(taken)}: the relay's guarantees rest on them")
         return self
 
     @model_validator(mode="after")
     def _know_the_protocol(self) -> Settings:
-        protocol = self.kafka.get("security_protocol", "PLAINTEXT")
+        name = "security_protocol" if self.publisher == "kafka-python" else "security.protocol"
+        protocol = self.kafka.get(name, "PLAINTEXT")
         if protocol not in _PROTOCOLS:  # kafka-python takes any other word for PLAINTEXT
-            raise ValueError(f"outbox_kafka has security_protocol {protocol!r}: it is one of {', '.join(_PROTOCOLS)}")
+            raise ValueError(f"outbox_kafka has {name} {protocol!r}: it is one of {', '.join(_PROTOCOLS)}")
         return self
 
     @model_validator(mode="after")

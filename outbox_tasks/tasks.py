@@ -11,6 +11,7 @@ from kombu.exceptions import OperationalError
 
 from outbox_tasks import schedule, worker
 from outbox_tasks.ports import Ports
+from outbox_tasks.publishing.factory import new_publisher
 from outbox_tasks.relay.dead_letter import dead_letter as dead_letter_run
 from outbox_tasks.relay.dispatch import dispatch as dispatch_run
 from outbox_tasks.relay.flush import flush as flush_run
@@ -89,7 +90,7 @@ def maintain_partitions(self: Task) -> Report:
 def check(self: Task) -> Report:
     """Look at the database, the brokers and the topics; logs a warning for each thing that is wrong."""
     settings = worker.settings_of(self.app)
-    with closing(worker.new_publisher(settings)) as publisher:
+    with closing(new_publisher(settings)) as publisher:
         findings = check_deployment(settings, publisher)
     for finding in findings:
         if not finding.right:

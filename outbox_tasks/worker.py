@@ -1,7 +1,6 @@
 """Ties a Celery worker's processes to the loops: settings, runtimes, stopping, and the leases of a dead child."""
 
 import logging
-import time
 import weakref
 from functools import partial
 from typing import Any
@@ -13,8 +12,7 @@ from celery.worker.request import Request
 
 from outbox_tasks import settings as outbox_settings
 from outbox_tasks.errors import SettingsError
-from outbox_tasks.publishing.kafka_python import KafkaPythonPublisher
-from outbox_tasks.publishing.publisher import Publisher
+from outbox_tasks.publishing.factory import new_publisher
 from outbox_tasks.runtime import Runtimes, StopFlag, free_leases_of
 from outbox_tasks.settings import Settings
 from outbox_tasks.waking import parts
@@ -50,11 +48,6 @@ def runtimes_of(app: Celery) -> Runtimes:
     return _runtimes[app]
 
 
-def new_publisher(settings: Settings) -> Publisher:
-    """Return a publisher; nothing is opened yet."""
-    return KafkaPythonPublisher(settings, clock=time.monotonic)
-
-
 def connect_signals() -> None:
     """Listen to the worker's life. Listening twice is listening once."""
     signals.worker_init.connect(_on_start)
@@ -70,12 +63,21 @@ def connect_signals() -> None:
 def _on_start(sender: Any, **_signal: Any) -> None:
     stopping.clear()
     _check_settings(sender)
+    _check_publisher(sender)
 
 
 def _check_settings(sender: Any, **_signal: Any) -> None:
     """End a worker or beat whose settings are wrong. Signals swallow errors, but not this one."""
     try:
         settings_of(sender.app)
+    except SettingsError as error:
+        raise SystemExit(f"outbox_tasks: {error}") from None
+
+
+def _check_publisher(sender: Any) -> None:
+    """End a worker whose Kafka client is not installed, or does not know its settings. Nothing is opened."""
+    try:
+        new_publisher(settings_of(sender.app)).close()
     except SettingsError as error:
         raise SystemExit(f"outbox_tasks: {error}") from None
 

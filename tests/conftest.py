@@ -8,6 +8,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from psycopg import sql
+from support.clients import BOTH, Client
 
 from outbox_tasks.testing.services import (
     ApacheKafka,
@@ -69,6 +70,14 @@ def broker(request: pytest.FixtureRequest) -> Broker:
     # Not parametrised per session: pytest would stop one broker whenever the other's turn comes.
     chosen = request.getfixturevalue(request.param)
     assert isinstance(chosen, Broker)
+    return chosen
+
+
+@pytest.fixture(params=BOTH, ids=lambda client: client.name)
+def client(request: pytest.FixtureRequest) -> Client:
+    """Run the test once with each Kafka client."""
+    chosen = request.param
+    assert isinstance(chosen, Client)
     return chosen
 
 

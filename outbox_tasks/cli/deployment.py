@@ -5,10 +5,10 @@ import sys
 import click
 from rich.text import Text
 
-from outbox_tasks import worker
 from outbox_tasks.cli.celery_checks import check_celery
 from outbox_tasks.cli.support import as_json, connection_in, console, plain_table, plainly, print_json, settings_in
 from outbox_tasks.ports import Ports
+from outbox_tasks.publishing.factory import new_publisher
 from outbox_tasks.schema import migrate as schema
 from outbox_tasks.upkeep.check import Finding, check_beat
 from outbox_tasks.upkeep.check import check as check_deployment
@@ -28,7 +28,7 @@ def migrate(context: click.Context, *, sql: bool) -> None:
     schema.upgrade(settings.conninfo)
     click.echo(f"the database is at outbox schema {schema.head()}")
     with connection_in(context) as connection:
-        publisher = worker.new_publisher(settings)
+        publisher = new_publisher(settings)
         done = maintain_partitions(
             Ports(connection=connection, publisher=publisher, settings=settings, owner="migrate")
         )
@@ -42,7 +42,7 @@ def migrate(context: click.Context, *, sql: bool) -> None:
 def check(context: click.Context, *, as_json: bool) -> None:
     """Look for what a deployment gets wrong; exits with 1 where something is."""
     settings = settings_in(context)
-    publisher = worker.new_publisher(settings)
+    publisher = new_publisher(settings)
     findings = check_deployment(settings, publisher) + check_celery(context.obj.app, settings) + [check_beat(settings)]
     publisher.close()
     if as_json:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from outbox_tasks.cli.support import as_json, connection_in, console, plain_table, plainly, print_json, settings_in
 from outbox_tasks.errors import NoSuchEventError
-from outbox_tasks.publishing.tail import tail as follow
+from outbox_tasks.publishing.factory import tail as follow
 from outbox_tasks.store import status as store
 from outbox_tasks.upkeep.status import Status, gather
 

@@ -21,7 +21,7 @@ def check(record: Record, facts: TopicFacts, limits: Limits) -> Record:
             broker can tell.
     """
     size = record.size + BATCH_OVERHEAD + RECORD_OVERHEAD + HEADER_OVERHEAD * len(record.headers)
-    _check_size(size, limits.max_request_bytes, "the producer's max_request_size (set it in outbox_kafka)")
+    _check_size(size, limits.max_request_bytes, f"the producer's {limits.named} (set it in outbox_kafka)")
     if facts.max_message_bytes is not None and not limits.compressed:
         _check_size(size, facts.max_message_bytes, f"max.message.bytes of topic {record.topic!r}")
     if record.key is None and facts.compacted:

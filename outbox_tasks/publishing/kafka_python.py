@@ -1,10 +1,10 @@
 """The publisher on kafka-python: idempotent, acknowledged by all, thrown away after any failure."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any
 
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
@@ -13,10 +13,11 @@ from kafka.future import Future
 from kafka.partitioner.default import murmur2
 
 from outbox_tasks.deadline import Clock, Deadline
-from outbox_tasks.errors import BrokerUnavailableError, MisconfiguredError, TopicAilingError, TopicMissingError
+from outbox_tasks.errors import BrokerUnavailableError, MisconfiguredError, TopicMissingError
 from outbox_tasks.publishing.kafka_config import client_config, producer_config
 from outbox_tasks.publishing.last_words import last_words
-from outbox_tasks.publishing.publisher import Limits, NotSentError, Record, Sent, Stopping, TopicFacts
+from outbox_tasks.publishing.publisher import Limits, NotSentError, Record, Sent, Stopping
+from outbox_tasks.publishing.topic_facts import Facts, Partition, TopicBook, facts_of
 from outbox_tasks.publishing.verdicts import Verdict, describe, verdict_of
 from outbox_tasks.settings import Settings
 
@@ -33,12 +34,8 @@ _KEYS_REMEMBERED = 65_536
 _REJECTIONS = ("SaslAuthenticationFailed", "CERTIFICATE_VERIFY_FAILED")
 """What the client's log says where credentials, or certificates, are wrong."""
 
-Facts = TopicFacts | BaseException
-
 Handed = Any | BaseException
 """The client's future of a record, or why it did not take it."""
-
-T = TypeVar("T")
 
 
 class KafkaPythonPublisher:
@@ -46,13 +43,9 @@ class KafkaPythonPublisher:
 
     def __init__(self, settings: Settings, *, clock: Clock) -> None:
         self._settings = settings
-        self._clock = clock
         self._config = producer_config(settings)
         self._producer: KafkaProducer | None = None
-        self._facts: dict[str, TopicFacts] = {}
-        self._facts_end = Deadline.after(0, clock=clock)
-        self._condemned: dict[str, tuple[BaseException, Deadline]] = {}
-        self._ailing: dict[str, Deadline] = {}
+        self._book = TopicBook(self._ask, settings=settings, clock=clock)
 
     @property
     def limits(self) -> Limits:
@@ -66,33 +59,13 @@ class KafkaPythonPublisher:
             )
 
     def facts(self, topics: Collection[str]) -> Mapping[str, Facts]:
-        if self._facts_end.passed:
-            self._facts.clear()
-            self._facts_end = Deadline.after(self._settings.topic_facts_seconds, clock=self._clock)
-        asked = self._ask(sorted(set(topics) - self._facts.keys()))
-        found = {topic: self._with_patience(topic, facts) for topic, facts in asked.items()}
-        self._facts |= {topic: facts for topic, facts in found.items() if isinstance(facts, TopicFacts)}
-        return self._facts | found | self._still_condemned()
-
-    def _with_patience(self, topic: str, facts: Facts) -> Facts:
-        """Take a topic that takes nothing for an outage first: brokers that restart look like that for a moment."""
-        if not isinstance(facts, TopicAilingError):
-            self._ailing.pop(topic, None)
-            return facts
-        end = Deadline.after(self._settings.delivery_seconds, clock=self._clock)
-        return facts if self._ailing.setdefault(topic, end).passed else BrokerUnavailableError(str(facts))
+        return self._book.facts(topics)
 
     def condemn(self, topic: str, problem: BaseException) -> None:
-        self._condemned[topic] = (problem, Deadline.after(self._settings.misconfigured_seconds, clock=self._clock))
+        self._book.condemn(topic, problem)
 
     def pardon(self, topics: Iterable[str]) -> None:
-        for topic in topics:
-            self._condemned.pop(topic, None)
-            self._facts.pop(topic, None)
-
-    def _still_condemned(self) -> dict[str, Facts]:
-        self._condemned = {topic: entry for topic, entry in self._condemned.items() if not entry[1].passed}
-        return {topic: problem for topic, (problem, _) in self._condemned.items()}
+        self._book.pardon(topics)
 
     def send(self, records: Sequence[Record], *, deadline: Deadline, stopping: Stopping) -> Sent:
         self.open()
@@ -104,7 +77,7 @@ class KafkaPythonPublisher:
 
     def discard(self) -> None:
         producer, self._producer = self._producer, None
-        self._facts.clear()
+        self._book.forget()
         if producer is not None:
             _force_close(producer)
 
@@ -143,8 +116,6 @@ class KafkaPythonPublisher:
                 self._producer.flush(timeout=min(_LOOK_UP_SECONDS, deadline.left()))
 
     def _ask(self, topics: Sequence[str]) -> dict[str, Facts]:
-        if not topics:
-            return {}
         admin = self._connect(KafkaAdminClient, client_config(self._settings, of=KafkaAdminClient))
         try:
             described = admin.describe_topics(list(topics))
@@ -260,31 +231,13 @@ def _facts_of(topic: Mapping[str, Any], limits: Mapping[str, Mapping[str, Any]])
     if code:
         error: BaseException = for_code(code)(f"topic {topic['name']!r}")
         return error
-    told = {name: limit["value"] for name, limit in limits.items()}
-    problem = _ailment(topic["partitions"], _if_told(told, "min.insync.replicas", int))
-    if problem is not None:
-        return TopicAilingError(topic["name"], problem)
-    return TopicFacts(
-        partitions=len(topic["partitions"]),
-        max_message_bytes=_if_told(told, "max.message.bytes", int),
-        compacted=_if_told(told, "cleanup.policy", lambda policy: "compact" in policy),
-        replicas=min((len(partition["replica_nodes"]) for partition in topic["partitions"]), default=None),
-        min_insync=_if_told(told, "min.insync.replicas", int),
-        unclean_election=_if_told(told, "unclean.leader.election.enable", lambda text: text == "true"),
-    )
-
-
-def _ailment(partitions: Sequence[Mapping[str, Any]], min_insync: int | None) -> str | None:
-    """Return why acknowledged writes to some partition cannot succeed now, None if they can."""
-    for partition in partitions:
-        number, in_sync = partition["partition_index"], len(partition["isr_nodes"])
-        if partition["leader_id"] < 0:
-            return f"has no leader for partition {number}"
-        if min_insync is not None and in_sync < min_insync:
-            return f"has {in_sync} in-sync replicas of partition {number}, min.insync.replicas is {min_insync}"
-    return None
-
-
-def _if_told(told: Mapping[str, str | None], name: str, read: Callable[[str], T]) -> T | None:
-    text = told.get(name)
-    return None if text is None else read(text)
+    partitions = [
+        Partition(
+            number=partition["partition_index"],
+            led=partition["leader_id"] >= 0,
+            replicas=len(partition["replica_nodes"]),
+            in_sync=len(partition["isr_nodes"]),
+        )
+        for partition in topic["partitions"]
+    ]
+    return facts_of(topic["name"], partitions, {name: limit["value"] for name, limit in limits.items()})

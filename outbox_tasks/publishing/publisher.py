@@ -41,10 +41,14 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a producer sends at all: the largest record in bytes, and whether it compresses."""
+    """What a producer sends at all: the largest record in bytes, and whether it compresses.
+
+    `named` is what the client calls the first.
+    """
 
     max_request_bytes: int
     compressed: bool
+    named: str = "max_request_size"
 
 
 class NotSentError(Exception):

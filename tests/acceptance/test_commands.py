@@ -1,6 +1,7 @@
 """The commands for those who deploy, as they type them: what is made, what is said, how they exit."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from uuid import uuid4
@@ -8,6 +9,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from psycopg import sql
+from support.clients import Client
 from support.judging import states
 from support.workers import CeleryProcess, Deployment, Fleet, fleet
 from support.writers import Load, write
@@ -110,10 +112,10 @@ def test_check_names_a_missing_schema(fresh: Deployment) -> None:
 
 
 @pytest.mark.parametrize("broker", ["kafka"], indirect=True)
-def test_check_names_each_missing_topic(deployment: Deployment, topic: str) -> None:
-    """`outbox check` exits with 1 and names every topic of the routes that does not exist."""
+def test_check_names_each_missing_topic(deployment: Deployment, topic: str, client: Client) -> None:
+    """`outbox check` exits with 1 and names every topic of the routes that does not exist, over either client."""
     routes = f'{{"order": "{topic}", "parcel": "no-parcels", "refund": "no-refunds"}}'
-    done = deployment.but(routes=routes).run("outbox", "check")
+    done = deployment.but(routes=routes, publisher=client.name).run("outbox", "check")
     assert done.returncode == 1
     for missing in ("no-parcels", "no-refunds"):
         assert f"topic '{missing}' does not exist" in done.stdout
@@ -151,6 +153,14 @@ def test_a_process_refuses_an_unknown_setting(deployment: Deployment, start: Cal
         process = start(celery)
         assert process.await_end(seconds=30) != 0
         assert "OUTBOX_ROTUES, which is no setting: did you mean OUTBOX_ROUTES?" in process.output
+
+
+def test_a_worker_refuses_what_its_kafka_client_does_not_know(deployment: Deployment, client: Client) -> None:
+    """A worker does not start with a setting of its Kafka client that the client has not, and names it."""
+    with fleet(deployment.but(publisher=client.name, kafka='{"linger": 5}')) as celery:
+        worker = celery.worker()
+        assert worker.await_end(seconds=30) != 0
+        assert re.search("outbox_kafka .*linger", worker.output)
 
 
 @pytest.mark.parametrize("broker", ["kafka"], indirect=True)

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-import pytest
+from support.clients import Client, on_brokers_and_clients
 from support.consuming import consume_all
 from support.judging import event_id_of, judge, states
 from support.leases import (
@@ -30,13 +30,13 @@ SHORT_LEASE = {
 }
 
 
-@pytest.mark.parametrize("broker", ["tansu", "kafka"], indirect=True)
-def test_a_child_killed_between_publish_and_settle(deployment: Deployment, topic: str) -> None:
+@on_brokers_and_clients
+def test_a_child_killed_between_publish_and_settle(deployment: Deployment, topic: str, client: Client) -> None:
     """When a child is killed with everything published and nothing settled, its shards are free at once."""
     database = deployment.database_url
     committed = write(database, Load(topic=topic, events=800, keys=50, writers=4))
     record_leases(database)
-    with fleet(deployment.but(**LONG_LEASE)) as celery, settlement_latched(database) as latch:
+    with fleet(deployment.but(publisher=client.name, **LONG_LEASE)) as celery, settlement_latched(database) as latch:
         worker, _ = celery.worker(children=2), celery.beat()
         port = await_blocked(database)
         published = {event_id_of(record) for record in consume_all(deployment.bootstrap_servers, topic)}
@@ -59,13 +59,13 @@ def test_a_child_killed_between_publish_and_settle(deployment: Deployment, topic
     assert judgement.duplicates == len(committed)
 
 
-@pytest.mark.parametrize("broker", ["tansu", "kafka"], indirect=True)
-def test_a_whole_worker_killed_in_mid_run(deployment: Deployment, topic: str) -> None:
+@on_brokers_and_clients
+def test_a_whole_worker_killed_in_mid_run(deployment: Deployment, topic: str, client: Client) -> None:
     """When a whole worker is killed in mid-run, another takes its shards over once their leases have ended."""
     database = deployment.database_url
     committed = write(database, Load(topic=topic, events=4000, keys=50))
     record_leases(database)
-    with fleet(deployment.but(**SHORT_LEASE)) as celery:
+    with fleet(deployment.but(publisher=client.name, **SHORT_LEASE)) as celery:
         with settlement_latched(database, spared=len(committed) * 3 // 4):
             doomed, _ = celery.worker(children=2), celery.beat()
             await_blocked(database)

@@ -7,6 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import redis
+from support.clients import Client
 from support.judging import judge, states
 from support.workers import Deployment, fleet
 from support.writers import Load, write
@@ -91,8 +92,9 @@ def test_redis_restarted_in_mid_run(deployment: Deployment, topic: str, own_redi
 
 
 @pytest.mark.parametrize("broker", ["kafka"], indirect=True)
-def test_a_broker_that_comes_later(deployment: Deployment, topic: str, kafka: ApacheKafka) -> None:
+def test_a_broker_that_comes_later(deployment: Deployment, topic: str, kafka: ApacheKafka, client: Client) -> None:
     """Events wait untouched for a broker that is not there at start, and are published once it comes."""
+    deployment = deployment.but(publisher=client.name)
     database = deployment.database_url
     kafka.stop()
     try:
@@ -113,8 +115,9 @@ def test_a_broker_that_comes_later(deployment: Deployment, topic: str, kafka: Ap
 
 
 @pytest.mark.parametrize("broker", ["kafka"], indirect=True)
-def test_a_broker_restarted_in_mid_run(deployment: Deployment, topic: str, kafka: ApacheKafka) -> None:
+def test_a_broker_restarted_in_mid_run(deployment: Deployment, topic: str, kafka: ApacheKafka, client: Client) -> None:
     """A broker that is killed in mid-run and comes back costs no event an attempt and holds none."""
+    deployment = deployment.but(publisher=client.name)
     database = deployment.database_url
     committed = write(database, Load(topic=topic, events=8000))
     try:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from uuid import UUID, uuid4
 
 import pytest
+from support.clients import Client
 from support.consuming import consume_all
 from support.judging import event_id_of
 from support.misfortune import Draft, put, rounds
-from support.relaying import Row, assert_consistent, execute, relay, relay_settings, rows, table
+from support.relaying import Row, assert_consistent, execute, relay, rows, table
 
 from outbox_tasks.relay.dispatch import dispatch
 from outbox_tasks.relay.result import Status
@@ -39,11 +40,11 @@ def consistent_at_the_end(database_url: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def settings(database_url: str, broker: Broker) -> Settings:
+def settings(database_url: str, broker: Broker, client: Client) -> Settings:
     """Take every shard in one batch, so that the bad record has the whole load for mates."""
-    return relay_settings(
-        database_url,
+    return client.settings(
         broker,
+        database_url=database_url,
         shards_per_run=64,
         batch_size=64 * EVENTS,
         run_seconds=20,

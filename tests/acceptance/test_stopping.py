@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+from support.clients import Client
 from support.judging import judge, states
 from support.leases import database_time, lease_history, lease_owners, record_leases
 from support.workers import Deployment, fleet
@@ -33,8 +34,11 @@ def test_sigterm_with_a_backlog_frees_the_leases_within_a_second(deployment: Dep
     assert judge(deployment.bootstrap_servers, topic, committed).faults == {}
 
 
-def test_sigterm_while_the_broker_is_frozen(deployment: Deployment, topic: str, tansu: TansuBroker) -> None:
+def test_sigterm_while_the_broker_is_frozen(
+    deployment: Deployment, topic: str, tansu: TansuBroker, client: Client
+) -> None:
     """On SIGTERM with a batch on its way to a broker that does not answer, leases are free within a second too."""
+    deployment = deployment.but(publisher=client.name)
     database = deployment.database_url
     committed = write(database, Load(topic=topic, events=8000))
     record_leases(database)

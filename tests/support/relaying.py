@@ -16,6 +16,7 @@ from psycopg.types.json import Jsonb
 
 from outbox_tasks.event import SHARDS, Event
 from outbox_tasks.ports import Ports, never
+from outbox_tasks.publishing.factory import new_publisher
 from outbox_tasks.publishing.kafka_python import KafkaPythonPublisher
 from outbox_tasks.publishing.publisher import Publisher, Stopping
 from outbox_tasks.settings import Settings
@@ -198,7 +199,7 @@ def relay(
     stopping: Stopping = never,
 ) -> Iterator[Ports]:
     """Give what a run works with: a connection of its own and, if none is given, a publisher of its own."""
-    mine = publisher or KafkaPythonPublisher(settings, clock=time.monotonic)
+    mine = publisher or new_publisher(settings)
     try:
         with connect(settings) as connection:
             yield Ports(connection=connection, publisher=mine, settings=settings, owner=owner, stopping=stopping)

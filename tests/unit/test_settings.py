@@ -1,11 +1,17 @@
 """Settings, from Celery's configuration and the environment into one checked object."""
 
+import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from outbox_tasks import settings
 from outbox_tasks.errors import SettingsError
+from outbox_tasks.publishing.confluent_config import Heard
+from outbox_tasks.publishing.confluent_config import producer_config as confluent_producer_config
+from outbox_tasks.publishing.factory import new_publisher
 from outbox_tasks.publishing.kafka_config import producer_config
 from outbox_tasks.settings import load
 
@@ -240,3 +246,105 @@ def test_no_password_shows_in_an_error_about_kafka() -> None:
     with pytest.raises(SettingsError, match="sasl_plain_password") as refused:
         producer_config(made)
     assert "hunter2" not in str(refused.value)
+
+
+# confluent-kafka, whose settings have librdkafka's names
+
+CONFLUENT = GIVEN | {"outbox_publisher": "confluent-kafka"}
+
+LIBRDKAFKAS_GUARANTEES = {
+    "acks": 1,
+    "request.required.acks": 1,
+    "bootstrap.servers": "elsewhere:9092",
+    "metadata.broker.list": "elsewhere:9092",
+    "default.topic.config": {"acks": 1},
+    "delivery.timeout.ms": 1,
+    "message.timeout.ms": 1,
+    "delivery.report.only.error": False,
+    "enable.gapless.guarantee": False,
+    "enable.idempotence": False,
+    "error_cb": print,
+    "max.in.flight": 50,
+    "max.in.flight.requests.per.connection": 50,
+    "message.send.max.retries": 0,
+    "on_delivery": print,
+    "partitioner": "consistent",
+    "queuing.strategy": "lifo",
+    "request.timeout.ms": 1,
+    "retries": 0,
+    "socket.timeout.ms": 1,
+    "transactional.id": "x",
+}
+
+
+def confluent_config(kafka: dict[str, object]) -> dict[str, Any]:
+    """Return what the producer is given."""
+    return confluent_producer_config(load(CONFLUENT | {"outbox_kafka": kafka}, {}), Heard())
+
+
+@pytest.mark.parametrize("name", sorted(LIBRDKAFKAS_GUARANTEES))
+def test_librdkafkas_settings_that_break_guarantees_are_refused(name: str) -> None:
+    """With confluent-kafka too, what the guarantees rest on cannot be set, by whichever of its names."""
+    kafka = {name: LIBRDKAFKAS_GUARANTEES[name]}
+    assert f"outbox_kafka may not set {name}" in refusal(CONFLUENT | {"outbox_kafka": kafka})
+
+
+def test_librdkafkas_producer_keeps_its_guarantees() -> None:
+    """Whatever else is set, librdkafka is idempotent, gapless, acknowledged by all, and partitions as Java does."""
+    config = confluent_config({"linger.ms": 20, "compression.codec": "gzip"})
+    assert config["acks"] == "all"
+    assert config["enable.idempotence"] is True
+    assert config["enable.gapless.guarantee"] is True
+    assert config["partitioner"] == "murmur2_random"
+    assert config["message.timeout.ms"] == 20_000
+    assert config["socket.timeout.ms"] * 2 <= 10_000
+    assert config["linger.ms"] == 20
+    assert config["compression.type"] == "gzip"
+
+
+@pytest.mark.parametrize(
+    ("kafka", "told"),
+    [
+        ({"linger.msec": 5}, 'No such configuration property: "linger.msec"'),
+        ({"compression_type": "gzip"}, "whose names have dots, not underscores"),
+        ({"compression.type": "unheard-of"}, "unheard-of"),
+        ({"linger.ms": "soon"}, "outbox_kafka has linger.ms 'soon'"),
+        ({"linger.ms": 10_000_000}, "outside allowed range"),
+        ({"sasl.pasword": "hunter2"}, "sasl.pasword"),
+    ],
+)
+def test_settings_librdkafka_does_not_know_are_refused(kafka: dict[str, object], told: str) -> None:
+    """A misspelt name or a wrong value for librdkafka is refused before anything connects, without showing a secret."""
+    with pytest.raises(SettingsError, match=re.escape(told)) as refused:
+        confluent_config(kafka)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("publisher", "name"), [("kafka-python", "security_protocol"), ("confluent-kafka", "security.protocol")]
+)
+def test_a_protocol_that_is_none_is_refused_by_either_name(publisher: str, name: str) -> None:
+    """A misspelt security protocol is refused for either client."""
+    given = GIVEN | {"outbox_publisher": publisher, "outbox_kafka": {name: "SSLL"}}
+    assert f"outbox_kafka has {name} 'SSLL'" in refusal(given)
+
+
+def test_an_unknown_client_is_refused() -> None:
+    """There are two clients, and the message names both."""
+    message = refusal(GIVEN | {"outbox_publisher": "librdkafka"})
+    assert "'kafka-python' or 'confluent-kafka'" in message
+
+
+def test_a_client_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choosing confluent-kafka without its package says what to install."""
+    for name in [name for name in sys.modules if name.startswith("outbox_tasks.publishing.confluent")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(SettingsError, match=re.escape("pip install outbox-tasks[confluent]")):
+        new_publisher(load(CONFLUENT, {}))
+
+
+def test_confluent_kafka_is_imported_only_where_it_is_chosen() -> None:
+    """Without the extra the package works: nothing imports confluent-kafka unless it is chosen."""
+    program = "import sys, outbox_tasks.celery, outbox_tasks.cli; sys.exit('confluent_kafka' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
