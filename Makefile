@@ -9,6 +9,8 @@ BROKER ?= tansu
 WORKERS ?= 2
 # More arguments for pytest.
 PYTEST ?=
+# What is measured, and options: make bench BENCH="drain latency --quick"; empty: everything.
+BENCH ?=
 # A second PostgreSQL the tests of the database run on where it is installed: another major version.
 OTHER_POSTGRES ?= $(wildcard /usr/lib/postgresql/15/bin)
 
@@ -41,9 +43,10 @@ ifneq ($(OTHER_POSTGRES),)
 endif
 	$(MAKE) demo SECONDS=10
 
-# Measures, on Apache Kafka: bare producer and relay, drain and latency, as ratios in one run.
-bench: $(VENV)/test.stamp
-	$(BIN)/python -m bench
+# Measures on fresh servers, against bare producers and naive relays, in one run; needs java and mvn. See
+# docs/performance.md: make bench [BENCH="drain latency idle append decay --quick --pictures DIR"]
+bench: $(VENV)/bench.stamp
+	$(BIN)/python -m bench $(BENCH)
 
 clean:
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.*
@@ -54,7 +57,7 @@ clean:
 constraints:
 	rm -rf $(VENV)/renewed
 	$(PYTHON) -m venv $(VENV)/renewed
-	$(VENV)/renewed/bin/pip install --quiet --editable '.[test]'
+	$(VENV)/renewed/bin/pip install --quiet --editable '.[bench]'
 	grep '^#' constraints.txt > $(VENV)/renewed/constraints.txt
 	$(VENV)/renewed/bin/pip freeze --exclude-editable >> $(VENV)/renewed/constraints.txt
 	mv $(VENV)/renewed/constraints.txt constraints.txt
@@ -72,3 +75,7 @@ $(VENV)/demo.stamp: $(VENV)/made.stamp pyproject.toml constraints.txt
 $(VENV)/test.stamp: $(VENV)/made.stamp pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
 	@touch $(VENV)/demo.stamp $@
+
+$(VENV)/bench.stamp: $(VENV)/made.stamp pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	@touch $(VENV)/demo.stamp $(VENV)/test.stamp $@

@@ -1,31 +1,24 @@
-"""What a measurement runs on: fresh servers, a migrated database, a topic, Celery workers."""
+"""What a measurement runs on: fresh servers, migrated databases, topics."""
 
 import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 import psycopg
+from psycopg.sql import SQL, Identifier
 
 from outbox_tasks.schema import migrate
 from outbox_tasks.testing.services import (
     ApacheKafka,
-    Broker,
     PostgresServer,
     RedisServer,
-    TansuBroker,
     scratch_directory,
 )
 
-KEYS = 1000
-PAYLOAD_BYTES = 200
-CHECKOUT = Path(__file__).parents[1]
-WAIT_SECONDS = 300.0
+TEMPLATE = "bench_template"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +27,18 @@ class Rig:
 
     postgres: PostgresServer
     redis: RedisServer
-    broker: Broker
+    broker: ApacheKafka
     directory: Path
 
-    def new_database(self) -> str:
-        """Make a migrated database; returns its URL."""
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """Yield the URL of a migrated database of its own; it is dropped at the end."""
         name = f"bench_{uuid4().hex}"
-        with psycopg.connect(self.postgres.url(), autocommit=True) as connection:
-            connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(name)))
-        migrate.upgrade(self.postgres.url(name))
-        return self.postgres.url(name)
+        self._run(SQL("CREATE DATABASE {} TEMPLATE {}").format(Identifier(name), Identifier(TEMPLATE)))
+        try:
+            yield self.postgres.url(name)
+        finally:
+            self._run(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
 
     def new_topic(self) -> str:
         """Make a topic of 8 partitions."""
@@ -52,66 +47,52 @@ class Rig:
         return name
 
     def environment(self, database_url: str, topic: str, **settings: object) -> dict[str, str]:
-        """Return the environment of a worker or beat."""
+        """Return the environment of a deployment; nothing of ours or Celery's is inherited."""
+        inherited = {name: text for name, text in os.environ.items() if not name.startswith(("OUTBOX_", "CELERY_"))}
         ours = {
             "OUTBOX_DATABASE_URL": database_url,
             "OUTBOX_BOOTSTRAP_SERVERS": self.broker.bootstrap_servers,
             "OUTBOX_ROUTES": f'{{"order": "{topic}"}}',
             "CELERY_BROKER_URL": self.redis.url,
+            "CELERY_RESULT_BACKEND": self.redis.url,
         }
-        return {**os.environ, **ours, **{f"OUTBOX_{name.upper()}": str(value) for name, value in settings.items()}}
+        return {**inherited, **ours, **{f"OUTBOX_{name.upper()}": str(value) for name, value in settings.items()}}
 
-    @contextmanager
-    def celery(self, environment: Mapping[str, str], *arguments: str) -> Iterator[None]:
-        """Run a Celery process."""
-        log = self.directory / f"{arguments[0]}-{uuid4().hex}.log"
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", "outbox_tasks", *arguments],
-                cwd=CHECKOUT,
-                env=environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-            try:
-                yield
-            finally:
-                process.terminate()
-                process.wait(timeout=60)
+    def log_statements_of(self, database_url: str) -> None:
+        """Have every statement of later connections to a database written to the server's log."""
+        name = Identifier(name_of(database_url))
+        self._run(SQL("ALTER DATABASE {} SET log_statement = 'all'").format(name))
+        self._run(SQL("ALTER DATABASE {} SET log_parameter_max_length = 0").format(name))
+
+    def prepare(self) -> None:
+        """Make the template of databases, and have the log say which database a line is about."""
+        self._run(SQL("CREATE DATABASE {}").format(Identifier(TEMPLATE)))
+        migrate.upgrade(self.postgres.url(TEMPLATE))
+        self._run(SQL("ALTER SYSTEM SET log_line_prefix = '%d|'"))
+        self._run(SQL("SELECT pg_reload_conf()"))
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint, so that none falls into what is measured next."""
+        self._run(SQL("CHECKPOINT"))
+
+    def _run(self, statement: SQL | psycopg.sql.Composed) -> None:
+        with psycopg.connect(self.postgres.url(), autocommit=True) as connection:
+            connection.execute(statement)
 
 
 @contextmanager
-def rig(*, kafka: bool) -> Iterator[Rig]:
-    """Start everything."""
+def rig() -> Iterator[Rig]:
+    """Start everything. Kafka is Apache's: Tansu does not tell rightly how many records a topic has."""
     with ExitStack() as stack:
         directory = stack.enter_context(scratch_directory("outbox-bench-"))
         postgres = stack.enter_context(PostgresServer(directory / "postgres"))
         redis = stack.enter_context(RedisServer(directory / "redis"))
-        broker: Broker = stack.enter_context(
-            ApacheKafka(directory / "kafka") if kafka else TansuBroker(directory / "tansu")
-        )
-        yield Rig(postgres, redis, broker, directory)
+        broker = stack.enter_context(ApacheKafka(directory / "kafka"))
+        servers = Rig(postgres, redis, broker, directory)
+        servers.prepare()
+        yield servers
 
 
-def write_backlog(database_url: str, events: int) -> None:
-    """Write events of 200 bytes over 1,000 keys in one statement."""
-    with psycopg.connect(database_url) as connection:
-        connection.execute(
-            """
-            INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
-            SELECT 'order', (i %% %(keys)s)::text, 'placed',
-                   jsonb_build_object('i', i, 'pad', repeat('x', %(bytes)s - 24))
-              FROM generate_series(1, %(events)s) AS i
-            """,
-            {"keys": KEYS, "bytes": PAYLOAD_BYTES, "events": events},
-        )
-        connection.execute("ANALYZE outbox")
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition."""
-    end = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        if time.monotonic() > end:
-            raise TimeoutError(f"waited {WAIT_SECONDS} s for {what}")
-        time.sleep(0.05)
+def name_of(database_url: str) -> str:
+    """Return the name of a database."""
+    return database_url.rpartition("/")[2]
