@@ -10,6 +10,7 @@ from outbox_tasks.deadline import Deadline
 from outbox_tasks.event import Event
 from outbox_tasks.ports import Ports
 from outbox_tasks.relay.backoff import settlement_of
+from outbox_tasks.relay.collecting import collecting_rarely
 from outbox_tasks.relay.lease import Lease
 from outbox_tasks.relay.publish import Fate, Problem, publish
 from outbox_tasks.relay.result import Result
@@ -129,7 +130,7 @@ def work_through(lease: Lease, result: Result, ports: Ports, end: Deadline) -> t
     is on its way: the connection is used by one of the two at a time.
     """
     work = Work(lease, ports, result)
-    with ThreadPoolExecutor(1, thread_name_prefix="outbox-beside") as beside:
+    with collecting_rarely(), ThreadPoolExecutor(1, thread_name_prefix="outbox-beside") as beside:
         batch = read(ports, lease.floors) if lease.floors else None
         while batch is not None and not end.passed and not ports.stopping():
             batch = _publish_one(batch, work, beside)

