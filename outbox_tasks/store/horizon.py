@@ -5,10 +5,13 @@ from typing import NamedTuple
 
 
 class Seen(NamedTuple):
-    """What a statement showed: xmin and xmax of its snapshot, and the last event id drawn, read just after that."""
+    """What a statement showed: xmin of its snapshot, its own transaction, and the last event id drawn, read last.
+
+    `transaction` is None where the statement changed nothing.
+    """
 
     oldest_running: int
-    next_to_come: int
+    transaction: int | None
     drawn: int
 
 
@@ -16,9 +19,10 @@ class Seen(NamedTuple):
 class Horizon:
     """What one connection has seen of transactions that come and end.
 
-    A transaction has its id before it draws that of an event (migration 0003). So the events with the ids drawn
-    before a snapshot are of transactions that had ended by then, or that are among those running in it: once a later
-    snapshot shows that all these have ended, `complete` is the last of these ids.
+    A transaction has its id before it draws that of an event (migration 0003). So all who have drawn by the end of a
+    statement have lower ids than the next statement that changes something, and have ended once a snapshot shows none
+    running that is lower: `complete` is the last event id drawn by then. (A snapshot's xmax would not do for the id of
+    that statement: it is the one after the last that ended, and transactions with higher ids may be running.)
     """
 
     complete: int = 0
@@ -27,8 +31,8 @@ class Horizon:
 
     def see(self, seen: Seen) -> None:
         """Take in what the newest statement showed."""
-        if self._candidate is None and self._drawn > self.complete:
-            self._candidate = (self._drawn, seen.next_to_come)
         if self._candidate is not None and seen.oldest_running >= self._candidate[1]:
             self.complete, self._candidate = self._candidate[0], None
+        if self._candidate is None and seen.transaction is not None and self._drawn > self.complete:
+            self._candidate = (self._drawn, seen.transaction)
         self._drawn = max(self._drawn, seen.drawn)

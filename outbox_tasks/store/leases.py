@@ -65,7 +65,7 @@ WITH candidate AS MATERIALIZED (
               s.takeovers >= %(deaths)s OR s.suspect IS NOT NULL AS deadly
 )
 SELECT c.shard, c.floor, c.shaken, c.deadly, (SELECT count(*) FROM candidate) > %(limit)s,
-       pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_current_xact_id_if_assigned()::text::bigint,
        (SELECT last_value - (NOT is_called)::int FROM outbox_id_seq),
        set_config('synchronous_commit', 'off', true)
   FROM (SELECT) AS always LEFT JOIN claimed AS c ON true

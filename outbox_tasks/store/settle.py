@@ -86,7 +86,7 @@ WITH mine AS MATERIALIZED (
      WHERE s.shard = mine.shard
 )
 SELECT array(SELECT shard FROM mine),
-       pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_current_xact_id_if_assigned()::text::bigint,
        (SELECT last_value - (NOT is_called)::int FROM outbox_id_seq),
        set_config('synchronous_commit', 'off', true)
 """

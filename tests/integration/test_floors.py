@@ -110,6 +110,21 @@ def test_a_transaction_that_stays_open_holds_the_floor(database_url: str, tansu:
     assert payloads(consume_all(tansu.bootstrap_servers, topic))[first] == [0]
 
 
+def test_the_youngest_transaction_holds_the_floor(database_url: str, tansu: Broker) -> None:
+    """An event is not passed over whose transaction is younger than all that have ended: no snapshot names it."""
+    topic = new_topic(tansu)
+    first, second = keys_of_one_shard(database_url, 2)
+    settings = relay_settings(database_url, tansu, routes={"order": topic})
+    with psycopg.connect(database_url) as older, psycopg.connect(database_url) as late, relay(settings) as ports:
+        insert(older, *numbered([second], each=1))
+        insert(late, *numbered([first], each=1))
+        assert dispatch(ports).published == 0
+        older.commit()
+        assert dispatch(ports).published == 1
+        late.commit()
+        assert dispatch(ports).published == 1
+
+
 def test_floors_rise(database_url: str, tansu: Broker) -> None:
     """The floor of a shard is at what was published last once the next run of the process has passed."""
     topic = new_topic(tansu)
