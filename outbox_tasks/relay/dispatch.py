@@ -11,6 +11,7 @@ from outbox_tasks.relay.lease import Lease
 from outbox_tasks.relay.publish import Problem
 from outbox_tasks.relay.result import Result, Status
 from outbox_tasks.relay.run import LEASE_MARGIN_SECONDS, probe, stopped_by
+from outbox_tasks.relay.staying import Patience
 from outbox_tasks.store import leases
 
 log = logging.getLogger(__name__)
@@ -39,23 +40,21 @@ def dispatch(
     down = probe(ports)
     if down is not None:
         return stopped_by(Result(), down)
-    stay_end = run_end.within(ports.settings.dispatch_seconds if stay_seconds else 0)
     with ports.bell.stay() as stay:
-        result = _run(
-            ports, run_end, wake_another, lambda: not stay_end.passed and stay.wait(min(stay_seconds, stay_end.left()))
-        )
+        patience = Patience(ports, stay, seconds=stay_seconds, end=run_end)
+        result = _run(ports, run_end, wake_another, patience)
     if stay.missed and not ports.stopping():
         wake_another()
     return result
 
 
-def _run(ports: Ports, run_end: Deadline, wake_another: Callable[[], None], more_came: Callable[[], bool]) -> Result:
+def _run(ports: Ports, run_end: Deadline, wake_another: Callable[[], None], patience: Patience) -> Result:
     """Claim and work until nothing is left and nothing more comes."""
     result, first = Result(), True
     while not run_end.passed and not ports.stopping():
         lease, more = _claim(ports)
         if not lease.floors:
-            if result.published and more_came():
+            if result.published and patience.more_came():
                 continue
             return result
         if more and first:

@@ -1,0 +1,29 @@
+"""A run that has nothing left to do stays for a moment, since more may come."""
+
+import threading
+
+from outbox_tasks.deadline import Deadline
+from outbox_tasks.ports import Ports, Stay
+
+GATHER_SECONDS = 0.004
+"""A run that stays looks at the table no more often than this: where events come faster, one look takes several."""
+
+
+class Patience:
+    """How long a run stays: `seconds` after it found nothing left, and no longer than one tick."""
+
+    def __init__(self, ports: Ports, stay: Stay, *, seconds: float, end: Deadline) -> None:
+        self._ports = ports
+        self._stay = stay
+        self._seconds = seconds
+        self._end = end.within(ports.settings.dispatch_seconds if seconds else 0)
+        self._gathered = ports.deadline(0)
+
+    def more_came(self) -> bool:
+        """Wait for more to come; returns whether to look at the table again."""
+        if self._end.passed or not self._stay.wait(min(self._seconds, self._end.left())):
+            return False
+        if not self._gathered.passed:
+            threading.Event().wait(self._gathered.left())
+        self._gathered = self._ports.deadline(GATHER_SECONDS)
+        return True
