@@ -41,8 +41,8 @@ _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 _REDIS_SCHEMES = ("redis", "rediss", "unix")
 
-_STATEMENTS_AFTER_PUBLISHING = 3
-"""A run may still be in a read when its time is out, and then settles and releases."""
+_STATEMENTS = 3
+"""While a run publishes its last batch it may settle the one before and read; after that it settles and releases."""
 
 
 def _json_if_text(value: object) -> object:
@@ -102,7 +102,7 @@ class Settings(BaseModel):
     )
     wake_timeout_seconds: Seconds = Field(0.1, description="how long a commit may wait for a Redis that is away")
     stay_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        0.2, description="how long a run that published something waits for more, within one tick"
+        0.2, description="how long a run that published something waits for more, within half a tick"
     )
     listen: bool = Field(False, description="whether workers listen for PostgreSQL's notifications")
 
@@ -166,16 +166,17 @@ class Settings(BaseModel):
         if self.lease_seconds < self.shortest_lease_seconds:
             raise ValueError(
                 f"outbox_lease_seconds is {self.lease_seconds:g}, but a run can take {self.shortest_lease_seconds:g} s "
-                "(outbox_run_seconds + outbox_delivery_seconds + outbox_probe_seconds + "
-                f"{_STATEMENTS_AFTER_PUBLISHING} * outbox_statement_seconds + 1): raise the first or lower the others"
+                "(outbox_run_seconds + outbox_probe_seconds + the longer of outbox_delivery_seconds and "
+                f"{_STATEMENTS} * outbox_statement_seconds + {_STATEMENTS} * outbox_statement_seconds + 1): "
+                "raise the first or lower the others"
             )
         return self
 
     @property
     def shortest_lease_seconds(self) -> float:
         """The shortest lease that every run ends before."""
-        statements = _STATEMENTS_AFTER_PUBLISHING * self.statement_seconds
-        return self.run_seconds + self.delivery_seconds + self.probe_seconds + statements + 1
+        statements = _STATEMENTS * self.statement_seconds
+        return self.run_seconds + self.probe_seconds + max(self.delivery_seconds, statements) + statements + 1
 
     @property
     def time_limit_seconds(self) -> int:

@@ -7,9 +7,10 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outbox_tasks.deadline import Clock, Deadline
 from outbox_tasks.errors import BrokerUnavailableError, MisconfiguredError
-from outbox_tasks.publishing.confluent_batch import Batch
+from outbox_tasks.publishing.confluent_batch import Batch, Wait
 from outbox_tasks.publishing.confluent_config import Heard, client_config, producer_config
 from outbox_tasks.publishing.confluent_errors import error_of
+from outbox_tasks.publishing.confluent_started import Started
 from outbox_tasks.publishing.confluent_topics import ask
 from outbox_tasks.publishing.publisher import Limits, NotSentError, Record, Sent, Stopping, TopicFacts
 from outbox_tasks.publishing.topic_facts import Facts, TopicBook
@@ -45,7 +46,7 @@ class ConfluentPublisher:
         if self._producer is not None and not _is_well(self._producer):
             self._drop()
         if self._producer is None:
-            self._producer = self._connect()
+            self._producer, self._batch.started = self._connect(), Started()
 
     def facts(self, topics: Collection[str]) -> Mapping[str, Facts]:
         return self._book.facts(topics)
@@ -57,15 +58,22 @@ class ConfluentPublisher:
         self._book.pardon(topics)
 
     def send(self, records: Sequence[Record], *, deadline: Deadline, stopping: Stopping) -> Sent:
+        partitions = self._partitions({record.topic for record in records})
         self.open()
         if deadline.passed:
             return [NotSentError("it was too late to send")] * len(records)
         assert self._producer is not None
         within = deadline.within(self._settings.delivery_seconds)
-        sent = self._batch.send(self._producer, records, deadline=within, stopping=stopping)
+        wait = Wait(self._producer, deadline=within, stopping=stopping)
+        sent = self._batch.send(wait, records, partitions=partitions)
         if self._batch.spent:
             self._drop()
         return sent
+
+    def _partitions(self, topics: Collection[str]) -> dict[str, int]:
+        """Return how many partitions topics have; of one nothing is known of, one."""
+        known = self._book.facts(topics)
+        return {topic: facts.partitions if isinstance(facts := known[topic], TopicFacts) else 1 for topic in topics}
 
     def discard(self) -> None:
         self._drop()

@@ -1,12 +1,13 @@
 """Hands a batch to librdkafka and waits for its acknowledgement, without work for each record that arrives."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from outbox_tasks.deadline import Deadline
 from outbox_tasks.publishing.confluent_errors import error_of
+from outbox_tasks.publishing.confluent_started import Started
 from outbox_tasks.publishing.publisher import NotSentError, Record, Sent, Stopping
 from outbox_tasks.publishing.verdicts import Verdict, verdict_of
 
@@ -24,6 +25,9 @@ _NOT_TAKEN = (KafkaException, TypeError, ValueError)
 
 Failures = dict[int, KafkaError]
 """What went wrong, by the record's place in its batch."""
+
+_LEFT = NotSentError("a record before it failed")
+"""What becomes of a record that was never given to the client."""
 
 
 class Report:
@@ -44,6 +48,8 @@ class Report:
 class Batch:
     """Sends one batch after the other; `spent` says that the producer of the last one is of no more use.
 
+    `started` is what the producer has begun: set anew with it.
+
     With `delivery.report.only.error` the client calls back for failures alone. A batch is acknowledged when the client
     has nothing left of it and no record failed: what arrives costs nothing more.
     """
@@ -52,16 +58,19 @@ class Batch:
         self.spent = False
         self._failures: Failures = {}
         self._reports: list[Report] = []
+        self.started = Started()
 
-    def send(self, producer: Producer, records: Sequence[Record], *, deadline: Deadline, stopping: Stopping) -> Sent:
-        """Send records; returns one entry for each, None for acknowledged."""
+    def send(self, wait: "Wait", records: Sequence[Record], *, partitions: Mapping[str, int]) -> Sent:
+        """Send records; returns one entry for each, None for acknowledged. `partitions` is how many each topic has."""
+        wait.failures = self._failures
         self._failures.clear()
         self._reports += [Report(place, self._failures) for place in range(len(self._reports), len(records))]
-        wait = _Wait(producer, self._failures, deadline, stopping)
-        sent = self._hand_over(records, wait)
-        why = wait.until_all_arrived()
-        self.spent = why is not None
-        if why is None:
+        sent: Sent = [_LEFT] * len(records)
+        first = self.started.first_places(records, partitions)
+        rest = sorted(set(range(len(records))).difference(first)) if first else range(len(records))
+        why = (first and self._send_some(records, first, sent, wait)) or self._send_some(records, rest, sent, wait)
+        self.spent = bool(why)
+        if not why:
             return sent
         told = wait.purge()
         judge = partial(self._outcome, why=why, told=told)
@@ -70,32 +79,34 @@ class Batch:
             for place, (problem, record) in enumerate(zip(sent, records, strict=True))
         ]
 
-    def _hand_over(self, records: Sequence[Record], wait: "_Wait") -> Sent:
+    def _send_some(self, records: Sequence[Record], places: Iterable[int], sent: Sent, wait: "Wait") -> str | None:
+        """Send the records in some places; returns None once all that were taken are acknowledged, else why not."""
+        self._hand_over(records, places, sent, wait)
+        return wait.until_all_arrived()
+
+    def _hand_over(self, records: Sequence[Record], places: Iterable[int], sent: Sent, wait: "Wait") -> None:
         """Give records to the client; once one of a key is not taken, no later one of that key is given."""
         produce: Callable[..., None] = wait.producer.produce  # typed too narrowly for headers of bytes
-        sent: Sent = [None] * len(records)
-        stopped: set[tuple[str, bytes | None]] = set()
-        for place, (record, report) in enumerate(zip(records, self._reports, strict=False)):
-            topic, key, value, headers = record
+        reports, stopped = self._reports, wait.stopped
+        for place in places:
+            topic, key, value, headers = records[place]
             if stopped and (topic, key) in stopped:
-                sent[place] = NotSentError("a record before it failed")
                 continue
             try:
-                produce(topic, value=value, key=key, headers=headers, on_delivery=report)
+                produce(topic, value=value, key=key, headers=headers, on_delivery=reports[place])
             except BufferError:
-                problem = wait.for_room(record, report)
+                sent[place] = wait.for_room(records[place], reports[place])
             except _NOT_TAKEN as error:
-                problem = _problem_of(error, topic)
+                sent[place] = _problem_of(error, topic)
             else:
+                sent[place] = None
                 continue
+            problem = sent[place]
             if problem is not None and verdict_of(problem) is not Verdict.REFUSED:
                 wait.broken = True
-                rest = [NotSentError("the client took no more") for _ in records[place + 1 :]]
-                return [*sent[:place], problem, *rest]
+                return
             if problem is not None:
-                sent[place] = problem
                 stopped.add((topic, key))
-        return sent
 
     def _outcome(self, place: int, topic: str, *, why: str, told: bool) -> BaseException | None:
         """Return what became of a record of a batch that was purged. Where not all was told, nothing has arrived."""
@@ -106,13 +117,17 @@ class Batch:
         return NotSentError(why) if isinstance(problem, NotSentError) else problem
 
 
-class _Wait:
-    """Serves a producer until a batch is done, something fails, time is out, or the process is to stop."""
+class Wait:
+    """Serves a producer until a batch is done, something fails, time is out, or the process is to stop.
 
-    def __init__(self, producer: Producer, failures: Failures, deadline: Deadline, stopping: Stopping) -> None:
+    `stopped` are the topics and keys of which a record was not taken.
+    """
+
+    def __init__(self, producer: Producer, *, deadline: Deadline, stopping: Stopping) -> None:
         self.producer = producer
         self.broken = False
-        self._failures = failures
+        self.failures: Failures = {}
+        self.stopped: set[tuple[str, bytes | None]] = set()
         self._deadline = deadline
         self._stopping = stopping
 
@@ -172,7 +187,7 @@ class _Wait:
         return self._why_failed()
 
     def _why_failed(self) -> str | None:
-        return "a record of its batch failed" if self._failures or self.broken else None
+        return "a record of its batch failed" if self.failures or self.broken else None
 
 
 def _problem_of(error: BaseException, topic: str) -> BaseException:

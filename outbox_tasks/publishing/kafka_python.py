@@ -3,19 +3,19 @@
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.errors import KafkaError, UnknownTopicOrPartitionError, for_code
 from kafka.future import Future
-from kafka.partitioner.default import murmur2
 
 from outbox_tasks.deadline import Clock, Deadline
 from outbox_tasks.errors import BrokerUnavailableError, MisconfiguredError, TopicMissingError
 from outbox_tasks.publishing.kafka_config import client_config, producer_config
 from outbox_tasks.publishing.last_words import last_words
+from outbox_tasks.publishing.partitions import key_hash
 from outbox_tasks.publishing.publisher import Limits, NotSentError, Record, Sent, Stopping
 from outbox_tasks.publishing.topic_facts import Facts, Partition, TopicBook, facts_of
 from outbox_tasks.publishing.verdicts import Verdict, describe, verdict_of
@@ -27,9 +27,6 @@ _LOOK_UP_SECONDS = 0.1
 """How often a wait for acknowledgements looks up to see whether it shall stop."""
 
 _JOIN_SECONDS = 1.0
-
-_KEYS_REMEMBERED = 65_536
-"""Of how many keys the hash is kept: about 10 MB."""
 
 _REJECTIONS = ("SaslAuthenticationFailed", "CERTIFICATE_VERIFY_FAILED")
 """What the client's log says where credentials, or certificates, are wrong."""
@@ -178,12 +175,6 @@ class Hand:
         partitions = sorted(self._producer.partitions_for(topic))
         self._places[topic] = [TopicPartition(topic, partition) for partition in partitions]
         return self._places[topic]
-
-
-@lru_cache(maxsize=_KEYS_REMEMBERED)
-def key_hash(key: bytes) -> int:
-    """Return what Kafka's default partitioner takes modulo the number of partitions: murmur2, without the sign."""
-    return int(murmur2(key)) & 0x7FFFFFFF
 
 
 def _untaken(error: BaseException) -> BaseException:

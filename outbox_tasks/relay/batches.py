@@ -1,10 +1,13 @@
 """Publishes leased shards batch by batch, and settles and reads while the next one is on its way to Kafka."""
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+
+import psycopg
 
 from outbox_tasks.deadline import Deadline
 from outbox_tasks.event import Event
@@ -16,6 +19,8 @@ from outbox_tasks.relay.publish import Fate, Problem, publish
 from outbox_tasks.relay.result import Result
 from outbox_tasks.store import events, leases
 from outbox_tasks.store.settle import Settlement, settle, settle_published
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +73,27 @@ class Work:
     down: Problem | None = None
     _unsettled: Batch | None = None
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether a batch is published but not settled."""
+        return self._unsettled is not None
+
     def catch_up(self, after: Mapping[int, int]) -> Batch | None:
-        """Settle what is published, then read on after these ids, if there are any."""
+        """Settle what is published, then read on after these ids, if there are any.
+
+        A read that fails is none: it comes again, and fails again, when what is being published now is settled.
+        Neither is one that is no use any more, since a lease was lost.
+        """
         batch, self._unsettled = self._unsettled, None
         if batch is not None:
             self._settle(batch)
-        return read(self.ports, after) if after else None
+        if not after or not after.keys() <= self.lease.floors.keys():
+            return None
+        try:
+            return read(self.ports, after)
+        except psycopg.Error as error:
+            log.warning("reading ahead failed: %s", error)
+            return None
 
     def conclude(self, batch: Batch, fate: Fate) -> bool:
         """Take in what became of a batch; says whether all of it was published, so that what follows may be sent."""
@@ -86,8 +106,8 @@ class Work:
 
     def _settle(self, batch: Batch) -> None:
         """Settle a batch that was published whole."""
-        floors = self.lease.floors | batch.floors({shard: self.lease.floors[shard] for shard in batch.shards})
-        done = {shard: floors[shard] for shard in batch.drained}
+        floors = self.lease.floors | batch.floors(self._still_leased(batch.shards))
+        done = self._still_leased(batch.drained, floors)
         if not batch.events:
             leases.release(self.ports.connection, token=self.lease.token, floors=done)
             self.lease.floors = {shard: floor for shard, floor in floors.items() if shard not in done}
@@ -110,9 +130,14 @@ class Work:
             shards=batch.shards,
         )
         self._note(settled.written)
-        done = {shard: self.lease.floors[shard] for shard in batch.drained}
+        done = self._still_leased(batch.drained)
         leases.release(self.ports.connection, token=self.lease.token, floors=done)
         self.lease.keep(self.lease.floors.keys() - done.keys() - (batch.shards - settled.leased))
+
+    def _still_leased(self, shards: AbstractSet[int], floors: Mapping[int, int] | None = None) -> dict[int, int]:
+        """Return the floors of those of some shards whose leases are not lost, as far as is known."""
+        known = self.lease.floors if floors is None else floors
+        return {shard: known[shard] for shard in shards & self.lease.floors.keys()}
 
     def _note(self, written: Settlement) -> None:
         """Count what was written down. Shards that moved on after a death are sound: its cause is not at their head."""
@@ -164,12 +189,12 @@ def _publish(batch: Batch, work: Work) -> Fate:
 
 def _publish_one(batch: Batch, work: Work, beside: ThreadPoolExecutor) -> Batch | None:
     """Publish a batch; returns the one after it, if it could be read meanwhile and its turn has come."""
-    meanwhile = beside.submit(work.catch_up, batch.following) if batch.following else None
-    following = None
+    after = batch.following
+    meanwhile = beside.submit(work.catch_up, after) if after or work.is_behind else None
     try:
         fate = _publish(batch, work)
     finally:
-        following = meanwhile.result() if meanwhile else work.catch_up({})
+        following = meanwhile.result() if meanwhile else None
     whole = work.conclude(batch, fate)
     if following is None:
         work.catch_up({})

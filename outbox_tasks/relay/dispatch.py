@@ -27,7 +27,10 @@ def dispatch(
     """Publish pending events, in order per key, until nothing is pending or `outbox_run_seconds` are over.
 
     `seconds` makes the run shorter. A run that published something stays for more, `stay_seconds` after it found
-    nothing left; but no longer than one tick, so that children are free for other tasks.
+    nothing left; but no longer than half a tick, so that children are free for other tasks.
+
+    It answers the bell before it first looks at the table, and whenever it heard it. What rings while it works is left
+    to the message that was sent for it, or to the stay: else there would be a message for every claim of a long run.
 
     `wake_another` is called before work starts where more is pending than this run took, and at the end where
     time ran out before the work did.
@@ -40,6 +43,7 @@ def dispatch(
     down = probe(ports)
     if down is not None:
         return stopped_by(Result(), down)
+    ports.bell.answer()
     with ports.bell.stay() as stay:
         patience = Patience(ports, stay, seconds=stay_seconds, end=run_end)
         result = _run(ports, run_end, wake_another, patience)
@@ -72,7 +76,6 @@ def _claim(ports: Ports) -> tuple[Lease, bool]:
     """Claim shards. The end of the lease is counted from before the claim is sent."""
     settings, token = ports.settings, ports.new_token()
     end = ports.deadline(settings.lease_seconds - LEASE_MARGIN_SECONDS)
-    ports.bell.answer()
     claim = leases.claim(
         ports.connection,
         token=token,

@@ -10,20 +10,24 @@ GATHER_SECONDS = 0.004
 
 
 class Patience:
-    """How long a run stays: `seconds` after it found nothing left, and no longer than one tick."""
+    """How long a run stays: `seconds` after it found nothing left, and no longer than half a tick.
+
+    Half: so a single child has the other half for the tasks that beat sends meanwhile, and for those of others.
+    """
 
     def __init__(self, ports: Ports, stay: Stay, *, seconds: float, end: Deadline) -> None:
         self._ports = ports
         self._stay = stay
         self._seconds = seconds
-        self._end = end.within(ports.settings.dispatch_seconds if seconds else 0)
+        self._end = end.within(ports.settings.dispatch_seconds / 2 if seconds else 0)
         self._gathered = ports.deadline(0)
 
     def more_came(self) -> bool:
-        """Wait for more to come; returns whether to look at the table again."""
+        """Wait for more to come; returns whether to look at the table again. The bell is answered then."""
         if self._end.passed or not self._stay.wait(min(self._seconds, self._end.left())):
             return False
         if not self._gathered.passed:
             threading.Event().wait(self._gathered.left())
         self._gathered = self._ports.deadline(GATHER_SECONDS)
+        self._ports.bell.answer()
         return True

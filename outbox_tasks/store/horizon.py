@@ -7,7 +7,8 @@ from typing import NamedTuple
 class Seen(NamedTuple):
     """What a statement showed: xmin of its snapshot, its own transaction, and the last event id drawn, read last.
 
-    `transaction` is None where the statement changed nothing.
+    `transaction` is None where the statement changed nothing. `drawn` has to come from `pg_sequence_last_value`, which
+    locks the sequence's page: a SELECT may see the value 32 ahead that `nextval` puts there for the log, for a moment.
     """
 
     oldest_running: int

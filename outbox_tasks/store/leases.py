@@ -66,7 +66,7 @@ WITH candidate AS MATERIALIZED (
 )
 SELECT c.shard, c.floor, c.shaken, c.deadly, (SELECT count(*) FROM candidate) > %(limit)s,
        pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_current_xact_id_if_assigned()::text::bigint,
-       (SELECT last_value - (NOT is_called)::int FROM outbox_id_seq),
+       coalesce(pg_sequence_last_value('outbox_id_seq'), 0),
        set_config('synchronous_commit', 'off', true)
   FROM (SELECT) AS always LEFT JOIN claimed AS c ON true
 """
@@ -135,18 +135,19 @@ SELECT event_id FROM guilty
 """
 
 # Lowers the floor of a shard in which something under it is pending after all, as an event that was given its id by
-# hand. Only of a free shard: whoever leases it would raise it again.
+# hand. Only of a free shard: whoever leases it would raise it again. Locks the shard's row.
 LOWER_FLOOR = """
 WITH free AS MATERIALIZED (
-    SELECT shard, floor FROM outbox_shard
-     WHERE shard = %(shard)s AND lease_token IS NULL FOR UPDATE SKIP LOCKED
+    SELECT shard, floor FROM outbox_shard WHERE shard = %(shard)s AND lease_token IS NULL FOR UPDATE
+), missed AS MATERIALIZED (
+    SELECT free.shard, first.id
+      FROM free CROSS JOIN LATERAL (
+           SELECT o.id FROM outbox AS o
+            WHERE o.shard = free.shard AND o.state = 'pending' AND o.id <= free.floor ORDER BY o.id LIMIT 1) AS first
+), lowered AS (
+    UPDATE outbox_shard AS s SET floor = missed.id - 1 FROM missed WHERE s.shard = missed.shard
 )
-UPDATE outbox_shard AS s SET floor = missed.id - 1
-  FROM free CROSS JOIN LATERAL (
-       SELECT o.id FROM outbox AS o
-        WHERE o.shard = free.shard AND o.state = 'pending' AND o.id <= free.floor ORDER BY o.id LIMIT 1) AS missed
- WHERE s.shard = free.shard
-RETURNING missed.id
+SELECT missed.id FROM free LEFT JOIN missed ON true
 """
 
 # Ends the leases of a run that died: free at once, but still marked as taken over from somebody.
@@ -229,10 +230,18 @@ def accuse(connection: Connection, *, token: UUID) -> list[UUID]:
     return [row[0] for row in connection.execute(ACCUSE, {"token": token, "reason": reason})]
 
 
-def lower_floor(connection: Connection, *, shard: int) -> int | None:
-    """Have a free shard read from the first event under its floor that is pending; returns its id, None if none is."""
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What there was under a floor: an event's id, or nothing; `done` is false where the shard was leased."""
+
+    done: bool
+    missed: int | None = None
+
+
+def look_under_floor(connection: Connection, *, shard: int) -> Look:
+    """Have a free shard read from the first event under its floor that is pending, if there is one."""
     row = connection.execute(LOWER_FLOOR, {"shard": shard}).fetchone()
-    return None if row is None else int(row[0])
+    return Look(done=False) if row is None else Look(done=True, missed=row[0])
 
 
 # The same for a replay.

@@ -87,7 +87,7 @@ WITH mine AS MATERIALIZED (
 )
 SELECT array(SELECT shard FROM mine),
        pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_current_xact_id_if_assigned()::text::bigint,
-       (SELECT last_value - (NOT is_called)::int FROM outbox_id_seq),
+       coalesce(pg_sequence_last_value('outbox_id_seq'), 0),
        set_config('synchronous_commit', 'off', true)
 """
 

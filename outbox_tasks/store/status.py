@@ -18,7 +18,7 @@ SELECT s.shard, s.lease_owner, s.leased_until, s.takeovers, s.suspect,
          ON p.shard = s.shard
   LEFT JOIN LATERAL (
        SELECT o.created_at FROM outbox AS o
-        WHERE o.shard = s.shard AND o.state = 'pending' AND o.id > s.floor ORDER BY o.id LIMIT 1) AS oldest ON true
+        WHERE o.shard = s.shard AND o.state = 'pending' ORDER BY o.id LIMIT 1) AS oldest ON true
  ORDER BY s.shard
 """
 

@@ -73,6 +73,18 @@ def test_no_record_passes_one_that_was_refused(kafka: ApacheKafka) -> None:
         assert send(publisher, numbered(topic, 3)) == [None] * 3
 
 
+def test_no_record_passes_one_that_was_refused_as_the_first_of_its_partition(kafka: ApacheKafka) -> None:
+    """A record that the broker refuses before it knows the producer is not passed either."""
+    topic = new_topic(kafka, partitions=1, max_message_bytes="10000")
+    batch = [Record(topic, b"k", b"x" * 20_000, []), *numbered(topic, 400)]
+    with closing(publisher_for(kafka, batch_num_messages=1)) as publisher:
+        outcome = send(publisher, batch)
+        assert consume_all(kafka.bootstrap_servers, topic) == []
+        assert isinstance(outcome[0], MessageSizeTooLargeError)
+        assert all(isinstance(problem, NotSentError) for problem in outcome[1:])
+        assert send(publisher, numbered(topic, 3)) == [None] * 3
+
+
 def test_the_client_lets_nothing_pass_a_refused_record_by_itself(kafka: ApacheKafka) -> None:
     """Before anybody hears of a refusal, the client has stopped for good: a gap cannot come of our being slow."""
     topic = new_topic(kafka, partitions=1, max_message_bytes="10000")
@@ -121,7 +133,7 @@ def test_a_missing_topic_is_told_within_the_probe_time(kafka: ApacheKafka) -> No
     missing = f"missing-{uuid4().hex}"
     with closing(publisher_for(kafka)) as publisher:
         outcome = send(publisher, numbered(missing, 3))
-    assert {type(problem) for problem in outcome} == {UnknownTopicOrPartitionError}
+    assert [type(problem) for problem in outcome] == [UnknownTopicOrPartitionError, NotSentError, NotSentError]
     assert missing in str(outcome[0])
 
 
@@ -149,6 +161,7 @@ def test_a_full_client_is_waited_for_until_the_deadline_only(own_broker: TansuBr
     topic = new_topic(own_broker)
     with closing(publisher_for(own_broker, queue_buffering_max_messages=7)) as publisher:
         publisher.open()
+        publisher.facts([topic])
         own_broker.freeze()
         begun = time.monotonic()
         outcome = send(publisher, numbered(topic, 100), seconds=0.5)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
+from itertools import count
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -23,6 +24,7 @@ from support.relaying import (
     end_leases,
     execute,
     insert,
+    key_by_shard,
     keys_of_one_shard,
     leased_shards,
     make_due,
@@ -41,6 +43,7 @@ from outbox_tasks.relay.result import Status
 from outbox_tasks.relay.retry import retry
 from outbox_tasks.runtime import Runtime, StopFlag
 from outbox_tasks.store import events
+from outbox_tasks.store.horizon import Horizon
 from outbox_tasks.testing.services import ApacheKafka, Broker
 
 
@@ -454,6 +457,53 @@ def test_a_run_whose_shards_were_taken_over_writes_nothing(database_url: str, ta
     assert result.published == 0
     assert states(database_url) == ["pending"] * 3
     assert {row["lease_token"] for row in rows(database_url, "SELECT lease_token FROM outbox_shard")} == {None, taker}
+
+
+def test_a_backlog_goes_on_without_a_shard_that_was_taken_over(database_url: str, tansu: Broker) -> None:
+    """Of a shard that another took over while a backlog goes out nothing more is sent; the others go out whole."""
+    topic = new_topic(tansu)
+    lost, kept = list(key_by_shard(database_url, 2).values())
+    put(database_url, *numbered([lost, kept], each=40))
+    settings = relay_settings(database_url, tansu, batch_size=8, routes={"order": topic})
+    take = """
+        UPDATE outbox_shard SET lease_token = gen_random_uuid(), lease_owner = 'taker'
+         WHERE shard = (SELECT min(shard) FROM outbox WHERE aggregate_id = %s)
+    """
+    publisher = Interrupted(settings, after=lambda: execute(database_url, take, lost))
+    with relay(settings, publisher=publisher) as ports:
+        result = dispatch(replace(ports, horizon=Horizon(complete=last_id(database_url))))
+    publisher.close()
+    sent = payloads(consume_all(tansu.bootstrap_servers, topic))
+    assert sent[kept] == list(range(40))
+    assert len(sent[lost]) <= 8
+    assert result.published == 40
+    assert [row["aggregate_id"] for row in table(database_url) if row["state"] == "pending"] == [lost] * 40
+    execute(database_url, "UPDATE outbox_shard SET lease_token = NULL, lease_owner = NULL, leased_until = NULL")
+
+
+def test_what_was_published_is_settled_though_the_next_read_fails(database_url: str, tansu: Broker) -> None:
+    """A read ahead that fails costs no settlement: it fails again, and ends the run, once that is written."""
+    topic = new_topic(tansu)
+    put(database_url, *numbered(["1"], each=40))
+    settings = relay_settings(database_url, tansu, batch_size=8, routes={"order": topic})
+    read, reads = events.read_pending, count()
+
+    def failing(*given: Any, **options: Any) -> list[Any]:
+        if next(reads) >= 2:
+            raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+        return read(*given, **options)
+
+    with relay(settings) as ports, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(events, "read_pending", failing)
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            dispatch(replace(ports, horizon=Horizon(complete=last_id(database_url))))
+    assert Counter(states(database_url)) == {"published": 16, "pending": 24}
+    execute(database_url, "UPDATE outbox_shard SET lease_token = NULL, lease_owner = NULL, leased_until = NULL")
+
+
+def last_id(database_url: str) -> int:
+    """Return the last id of an event."""
+    return int(rows(database_url, "SELECT max(id) AS id FROM outbox")[0]["id"])
 
 
 @pytest.mark.parametrize("how", ["killed backend", "statement timeout"])

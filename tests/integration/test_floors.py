@@ -25,6 +25,7 @@ from support.relaying import (
 from outbox_tasks.relay.dispatch import dispatch
 from outbox_tasks.store.events import READ_PENDING
 from outbox_tasks.store.leases import CLAIM
+from outbox_tasks.store.settle import SETTLE
 from outbox_tasks.testing.services import Broker
 from outbox_tasks.upkeep.partitions import maintain_partitions
 
@@ -174,3 +175,10 @@ def transaction_of(connection: psycopg.Connection[Any]) -> int | None:
     """Return the id of the transaction a connection is in, if it has one by now."""
     row = connection.execute("SELECT pg_current_xact_id_if_assigned()::text::bigint").fetchone()
     return row[0] if row else None
+
+
+@pytest.mark.parametrize("statement", [CLAIM, SETTLE])
+def test_the_sequence_is_read_under_its_lock(statement: str) -> None:
+    """What a run takes for the last id drawn is never ahead of what was: `nextval` shows more for a moment."""
+    assert "pg_sequence_last_value('outbox_id_seq')" in statement
+    assert "FROM outbox_id_seq" not in statement
