@@ -19,6 +19,9 @@ from outbox_tasks.settings import Settings
 BATCH_OVERHEAD = 512
 """Bytes by which a request's batch stays below what its topic takes: more than the headers of a batch have."""
 
+NO_TOPIC = "outbox?"
+"""A name no topic can have. Brokers say so, and create none whatever `allow.auto.create.topics` is."""
+
 
 class ConfluentPublisher:
     """A `Publisher` on `confluent_kafka.Producer`. Made in the child that uses it; not shared between threads."""
@@ -116,9 +119,12 @@ class ConfluentPublisher:
 
 
 def _probe(producer: Producer, *, seconds: float) -> KafkaError | None:
-    """Return why no broker answers, None if one does. The client tells more to its callbacks meanwhile."""
+    """Return why no broker answers, None if one does. The client tells more to its callbacks meanwhile.
+
+    Asked about one topic only, for a cluster may have thousands; whatever is said of that one is an answer.
+    """
     try:
-        producer.list_topics(timeout=seconds)
+        producer.list_topics(NO_TOPIC, timeout=seconds)
     except KafkaException as failure:
         problem: KafkaError = failure.args[0]
         with suppress(KafkaException):
