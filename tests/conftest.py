@@ -23,6 +23,12 @@ from outbox_tasks.testing.services.kafka_jars import missing_tools
 TEMPLATE = "outbox_template"
 
 
+@pytest.fixture(autouse=True)
+def no_settings_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the settings that one test's app makes those of the process from the next test."""
+    monkeypatch.setattr("outbox_tasks.settings._in_use", None)
+
+
 @pytest.fixture(scope="session")
 def server_directory() -> Iterator[Path]:
     """Hold the worker's servers; pytest's own directories are closed to the user PostgreSQL runs as."""

@@ -110,7 +110,7 @@ class ConfluentPublisher:
             producer = Producer(self._config | {"batch.size": self._batch_bytes})
         except KafkaException as error:
             raise self._misfit(describe(error_of(error.args[0]))) from None
-        problem = _probe(producer, seconds=self._settings.probe_seconds)
+        problem = _probe(producer, topics=self._settings.routes.values(), seconds=self._settings.probe_seconds)
         if problem is None:
             return producer
         problems = [*self._heard.errors.values(), problem]
@@ -123,10 +123,13 @@ class ConfluentPublisher:
         return MisconfiguredError(f"Kafka will not have this client at {self._settings.bootstrap_servers}: {reasons}")
 
 
-def _probe(producer: Producer, *, seconds: float) -> KafkaError | None:
-    """Return why no broker answers, None if one does. The client tells more to its callbacks meanwhile."""
+def _probe(producer: Producer, *, topics: Iterable[str], seconds: float) -> KafkaError | None:
+    """Return why no broker answers, None if one does. The client tells more to its callbacks meanwhile.
+
+    Asked about one of our topics, for a cluster may have thousands; whatever is said of that one is an answer.
+    """
     try:
-        producer.list_topics(timeout=seconds)
+        producer.list_topics(next(iter(topics), None), timeout=seconds)
     except KafkaException as failure:
         problem: KafkaError = failure.args[0]
         with suppress(KafkaException):

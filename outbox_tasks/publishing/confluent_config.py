@@ -1,6 +1,7 @@
 """What librdkafka's clients are given: our settings, and those of `outbox_kafka` in librdkafka's own names."""
 
 import logging
+import math
 import re
 from typing import Any
 
@@ -27,7 +28,7 @@ DEFAULTS: dict[str, Any] = {
 ALIASES = {"queue.buffering.max.ms": "linger.ms", "compression.codec": "compression.type"}
 """Second names of settings that are calculated with."""
 
-NUMBERS = ("batch.size", "linger.ms", "message.max.bytes")
+NUMBERS = ("batch.size", "message.max.bytes")
 """Settings that are calculated with."""
 
 _SHORTEST_TIMEOUT, _LONGEST_TIMEOUT = 10, 300_000
@@ -79,7 +80,7 @@ def producer_config(settings: Settings, heard: Heard) -> dict[str, Any]:
         SettingsError: `outbox_kafka` has an unknown name, or a wrong value.
     """
     base = client_config(settings, heard)
-    numbers = {name: _number(name, base[name]) for name in NUMBERS}
+    numbers = {name: _number(name, base[name]) for name in NUMBERS} | {"linger.ms": _linger(base["linger.ms"])}
     delivery = round(settings.delivery_seconds * 1000)
     # Half of it, so that a request without an answer is sent once more before its records are given up.
     request = min(max(_SHORTEST_TIMEOUT, delivery // 2), _LONGEST_TIMEOUT)
@@ -105,6 +106,16 @@ def _number(name: str, value: object) -> int:
         return int(str(value))
     except ValueError:
         raise SettingsError(f"outbox_kafka has {name} {value!r}: it is to be a whole number") from None
+
+
+def _linger(value: object) -> float:
+    try:
+        milliseconds = float(str(value))
+    except ValueError:
+        milliseconds = math.nan
+    if not math.isfinite(milliseconds):  # librdkafka would take nan
+        raise SettingsError(f"outbox_kafka has linger.ms {value!r}: it is to be a number")
+    return milliseconds
 
 
 def _check(config: dict[str, Any]) -> None:

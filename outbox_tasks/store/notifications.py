@@ -45,6 +45,7 @@ def listen(settings: Settings) -> Connection:
 
     Raises:
         psycopg.OperationalError: no database answered in time.
+        psycopg.errors.ReadOnlySqlTransaction: it is a standby.
     """
     connection = psycopg.connect(
         settings.conninfo,
@@ -53,7 +54,11 @@ def listen(settings: Settings) -> Connection:
         application_name=f"{settings.client_id} listener",
         **NETWORK,
     )
-    connection.execute(LISTEN)
+    try:
+        connection.execute(LISTEN)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

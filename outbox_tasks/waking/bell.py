@@ -5,13 +5,18 @@ the table. So a run sees what was committed before its answer, and what is commi
 to listen the mark is an entry in the list it waits on; else it is a key, and whoever sets it sends a message.
 """
 
+import logging
 from types import TracebackType
 from typing import Self, cast
 from uuid import uuid4
 
+import redis
+
 from outbox_tasks.deadline import Deadline
 from outbox_tasks.waking.breaker import Breaker
 from outbox_tasks.waking.place import Place
+
+log = logging.getLogger(__name__)
 
 LISTENING_SECONDS = 2.0
 """How long a run that stays is believed to listen after its last word: one that is killed swallows rings so long."""
@@ -91,6 +96,7 @@ class RedisBell:
         self._place = place
         self._breaker = breaker
         self._answered = False
+        self._refused = False
         self._redis = place.client(seconds=timeout_seconds)
         self._waiting = place.client(seconds=LONGEST_WAIT_SECONDS + timeout_seconds)
         self._enter = self._redis.register_script(ENTER)
@@ -112,7 +118,12 @@ class RedisBell:
         self._waiting.close()
 
     def enter(self, token: str) -> int:
-        """Listen from now on; returns how many rings nobody has answered, or -1 if another listens or Redis fails."""
+        """Listen from now on; returns how many rings nobody has answered, or -1 if another listens or Redis fails.
+
+        -1 for good once Redis has refused to have this bell waited for.
+        """
+        if self._refused:
+            return -1
         milliseconds = round(LISTENING_SECONDS * 1000)
         return self._breaker.attempt(
             lambda: int(self._enter(keys=self._keys, args=(token, milliseconds))), otherwise=-1
@@ -121,9 +132,7 @@ class RedisBell:
     def hear(self, seconds: float) -> bool:
         """Wait for a ring, for so many seconds at most; returns whether one came. Hearing it has answered it."""
         bounded = min(max(seconds, 0.001), LONGEST_WAIT_SECONDS)  # 0 would be for ever
-        return self._breaker.attempt(
-            lambda: self._waiting.blpop([self._place.bell], timeout=cast("int", bounded)) is not None, otherwise=False
-        )
+        return self._breaker.attempt(lambda: self._pop(bounded), otherwise=False)
 
     def leave(self, token: str) -> bool:
         """Listen no more; returns whether a ring came that nobody has answered."""
@@ -137,6 +146,17 @@ class RedisBell:
         """Forget an answer after which nothing was looked at; returns whether there was one."""
         unseen, self._answered = self._answered, False
         return unseen
+
+    def _pop(self, seconds: float) -> bool:
+        """Wait; a Redis that refuses is not away, so that the one who stays can take the mark back, and rings send."""
+        try:
+            return self._waiting.blpop([self._place.bell], timeout=cast("int", seconds)) is not None
+        except redis.ResponseError as error:
+            if _is_failover(error):
+                raise
+            self._refused = True
+            log.warning("no run stays, since that needs Redis 6 or later, and the right to use BLPOP: %s", error)
+            return False
 
 
 class RedisStay:
@@ -174,3 +194,8 @@ class RedisStay:
     def _leave(self) -> bool:
         self._renew_at = None
         return self._bell.leave(self._token)
+
+
+def _is_failover(error: redis.ResponseError) -> bool:
+    """Say whether Redis has just become a replica, which passes: it then ends what waits, and refuses to write."""
+    return isinstance(error, redis.ReadOnlyError) or str(error).startswith("UNBLOCKED")

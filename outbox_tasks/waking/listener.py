@@ -27,11 +27,9 @@ LONGEST_PAUSE_SECONDS = 5.0
 
 STOP_SECONDS = 2.0
 
-LOST = (psycopg.OperationalError, psycopg.InterfaceError)
-
 
 class Listener:
-    """A thread with a connection of its own; whatever breaks the connection, it makes another.
+    """A thread with a connection of its own; whatever breaks the connection, or the database refuses, it makes another.
 
     Args:
         settings: where the database is.
@@ -57,7 +55,7 @@ class Listener:
 
     def _run(self) -> None:
         attempts = Retrying(
-            retry=retry_if_exception_type(LOST),
+            retry=retry_if_exception_type(psycopg.Error),
             wait=wait_random_exponential(multiplier=0.1, max=LONGEST_PAUSE_SECONDS),
             sleep=sleep_using_event(self._stopped),
             stop=stop_when_event_set(self._stopped),
@@ -79,7 +77,7 @@ class Listener:
                     if notifications.hear(connection, seconds=LOOK_UP_SECONDS):
                         self._ring()
                         self._stopped.wait(self._pause_seconds)
-        except LOST as error:
+        except psycopg.Error as error:
             log.warning("the connection that listens to notifications is lost: %s", str(error).strip())
 
 

@@ -17,8 +17,11 @@ from redis.retry import Retry
 
 from outbox_tasks.settings import Settings
 
-_DATABASE = ("service", "host", "hostaddr", "port", "dbname")
-"""The parts of a database's address that tell which it is, whoever asks."""
+_DATABASE = {"service": "", "host": "", "hostaddr": "", "port": "5432", "dbname": "", "options": ""}
+"""The parts of a database's address that tell which outbox it is, whoever asks, and what stands for one not given.
+
+`options` may hold a search_path, which tells two outboxes of one database apart.
+"""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def find(app: Celery, settings: Settings) -> Place | None:
 def _prefix(settings: Settings) -> str:
     """Return a prefix for this deployment; in braces, so that a cluster keeps its keys together."""
     address = conninfo_to_dict(settings.conninfo)
-    database = "\n".join(str(address.get(part, "")) for part in _DATABASE)
+    database = "\n".join(str(address.get(part) or absent) for part, absent in _DATABASE.items())
     return f"outbox:{{{settings.client_id}:{sha256(database.encode()).hexdigest()[:12]}}}:"
 
 

@@ -3,14 +3,17 @@
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
+from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Celery
 
 from outbox_tasks.settings import Settings
 from outbox_tasks.waking import parts
+from outbox_tasks.waking.breaker import Breaker
 from outbox_tasks.waking.rings import Rings
 
 log = logging.getLogger(__name__)
@@ -38,9 +41,13 @@ class Writer:
 
     def __init__(self, app: Celery, read_settings: Callable[[], Settings]) -> None:
         self._rings = PerProcess(partial(_rings_of, app, read_settings))
+        self._outage = PerProcess(partial(Breaker, "the wake-up", seconds=0, clock=time.monotonic))
 
     def wake(self) -> None:
-        """Wake the relay; raises nothing."""
+        """Wake the relay; raises nothing but what is not to be caught, such as Celery's soft time limit."""
+        self._outage().attempt(self._wake, otherwise=None)  # a thread may be refused, say
+
+    def _wake(self) -> None:
         rings = self._rings()
         if rings is None:
             return
@@ -55,6 +62,8 @@ def _rings_of(app: Celery, read_settings: Callable[[], Settings]) -> Rings | Non
     try:
         settings = read_settings()
         return parts.rings(app, settings) if parts.has_bell(app, settings) else None
+    except SoftTimeLimitExceeded:
+        raise
     except Exception as error:  # noqa: BLE001 - the writer has committed: its request must not fail for this
         log.warning("no wake-up, events wait for beat's ticks: %s", error)
         return None

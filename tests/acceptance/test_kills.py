@@ -7,6 +7,7 @@ from support.consuming import consume_all
 from support.judging import event_id_of, judge, states
 from support.leases import (
     await_blocked,
+    end_backend,
     lease_history,
     lease_owners,
     owner_of_port,
@@ -44,6 +45,7 @@ def test_a_child_killed_between_publish_and_settle(deployment: Deployment, topic
         assert states(database) == {"pending": len(committed)}
         (lost,) = lease_owners(database)
         owner_of_port(worker.children, port).kill()
+        end_backend(database, port)
         latch.rollback()
         celery.until(lambda: states(database) == {"published": len(committed)}, "everything is published")
         worker.await_word(f"leases of lost run {lost}")
@@ -68,8 +70,9 @@ def test_a_whole_worker_killed_in_mid_run(deployment: Deployment, topic: str, cl
     with fleet(deployment.but(publisher=client.name, **SHORT_LEASE)) as celery:
         with settlement_latched(database, spared=len(committed) * 3 // 4):
             doomed, _ = celery.worker(children=2), celery.beat()
-            await_blocked(database)
+            port = await_blocked(database)
             doomed.kill()
+            end_backend(database, port)
         (lost,) = lease_owners(database)
         settled = states(database)
         assert settled["published"] > 0

@@ -9,6 +9,7 @@ from uuid import uuid4
 import psutil
 import pytest
 from confluent_kafka import KafkaException, Producer
+from kafka.admin import KafkaAdminClient
 from kafka.errors import MessageSizeTooLargeError, UnknownTopicOrPartitionError
 from support.consuming import consume_all
 from support.relaying import relay_settings
@@ -135,6 +136,22 @@ def test_a_missing_topic_is_told_within_the_probe_time(kafka: ApacheKafka) -> No
         outcome = send(publisher, numbered(missing, 3))
     assert [type(problem) for problem in outcome] == [UnknownTopicOrPartitionError, NotSentError, NotSentError]
     assert missing in str(outcome[0])
+
+
+def test_the_probe_asks_about_one_name_and_makes_no_topic(
+    server_directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Opening asks about one name, not for all topics, and creates none where topics are made by being asked for."""
+    caplog.set_level("DEBUG", "outbox_tasks.publishing.confluent_config")
+    properties = {"auto.create.topics.enable": "true"}
+    with ApacheKafka(server_directory / "creative-kafka", properties=properties) as creative:
+        with closing(publisher_for(creative, allow_auto_create_topics=True, debug="metadata")) as publisher:
+            publisher.open()
+        with closing(KafkaAdminClient(bootstrap_servers=creative.bootstrap_servers)) as admin:
+            assert admin.list_topics() == []
+    asked = [line for line in caplog.messages if "Request metadata for" in line]
+    assert asked
+    assert not [line for line in asked if "all topics" in line]
 
 
 def test_a_batch_waits_for_no_linger(kafka: ApacheKafka) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -11,7 +12,7 @@ from support.waiting import until
 from outbox_tasks.settings import Settings
 from outbox_tasks.store.connection import connect
 from outbox_tasks.testing.proxy import TcpProxy
-from outbox_tasks.testing.services import PostgresServer
+from outbox_tasks.testing.services import PostgresServer, scratch_directory
 from outbox_tasks.testing.services.places import LOOPBACK
 from outbox_tasks.upkeep.notifications import switch
 from outbox_tasks.waking.listener import Listener
@@ -114,3 +115,36 @@ def test_it_stops_while_there_is_no_database(listener: Listener, proxy: TcpProxy
     proxy.cut()
     listener.stop()
     assert not listener._thread.is_alive()
+
+
+@pytest.fixture
+def standby() -> Iterator[PostgresServer]:
+    """Run a database that is a standby until it is promoted."""
+    with scratch_directory("outbox-standby-") as directory, PostgresServer(Path(directory) / "postgres") as server:
+        server.stop()
+        (server.directory / "data" / "standby.signal").touch()
+        server.start()
+        yield server
+
+
+def listening(url: str) -> int:
+    """Return how many connections listeners have."""
+    with psycopg.connect(url) as connection:
+        row = connection.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '% listener'")
+        return int((row.fetchone() or (0,))[0])
+
+
+def test_a_standby_is_asked_again_until_it_is_promoted(
+    standby: PostgresServer, rings: Rings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A standby, which lets nobody listen, is asked again and kept no connection to; once promoted it is heard."""
+    listener = Listener(relay_settings(standby.url()), rings)
+    listener.start()
+    until(lambda: any("recovery" in line for line in caplog.messages), "the standby refuses")
+    with psycopg.connect(standby.url(), autocommit=True) as connection:
+        connection.execute("SELECT pg_promote()")
+        rings.reach(1)
+        assert listening(standby.url()) == 1
+        connection.execute("NOTIFY outbox")
+    rings.reach(2)
+    listener.stop()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import redis
+from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Celery
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -285,6 +286,22 @@ def test_writers_and_workers_may_come_as_different_users(url: str) -> None:
     assert messages(url) == 1
 
 
+def test_the_port_that_goes_without_saying(url: str) -> None:
+    """A writer and a worker of which one names PostgreSQL's own port have one bell."""
+    for database_url in ("postgresql://db.example/shop", "postgresql://db.example:5432/shop"):
+        with service(url, database_url):
+            wake()
+    assert messages(url) == 1
+
+
+def test_two_outboxes_of_one_database_do_not_mix(url: str) -> None:
+    """Two outboxes of one database, told apart by the search_path in its address, have a bell each."""
+    for schema in ("shop", "stock"):
+        with service(url, f"postgresql://db.example/shop?options=-csearch_path%3D{schema}"):
+            wake()
+    assert messages(url) == 2
+
+
 def test_the_prefix_of_keys_is_kept(url: str) -> None:
     """Keys carry the prefix that the app gives those of Celery."""
     with service(url, broker_transport_options={"global_keyprefix": "shop:"}):
@@ -464,6 +481,43 @@ def test_many_threads_ring_at_once(url: str) -> None:
     assert messages(url) == 1
 
 
+def test_a_thread_that_cannot_be_started_fails_no_wake(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wake in an event loop that gets no thread raises nothing and is told once; a later one has its thread."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def ring(times: int) -> None:
+        for _ in range(times):
+            wake()
+
+    with service(url):
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", refuse)
+            asyncio.run(ring(3))
+        assert len([line for line in caplog.messages if "can't start new thread" in line]) == 1
+        asyncio.run(ring(1))
+        until(lambda: messages(url) == 1, "a message is sent")
+    assert len(caplog.messages) == 2
+
+
+@pytest.mark.parametrize("error", [SoftTimeLimitExceeded, KeyboardInterrupt])
+def test_a_wake_lets_through_what_ends_a_task(
+    url: str, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Celery's soft time limit and an interrupt pass through a wake, the first of a process too."""
+
+    def interrupt(*_arguments: object) -> None:
+        raise error
+
+    with service(url):
+        monkeypatch.setattr(parts, "has_bell", interrupt)
+        with pytest.raises(error):
+            wake()
+
+
 # a Redis that is away
 
 
@@ -554,6 +608,40 @@ def test_redis_away_in_the_midst_of_a_stay(own_redis: RedisServer) -> None:
             own_redis.kill()
             assert waiting.result(10) is False
         assert stay.missed is False
+
+
+def test_a_redis_that_refuses_to_be_waited_for(own_redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    """Where Redis refuses BLPOP, no run stays any more, which is told once; rings send messages, and are answered."""
+    with service(own_redis.url) as app, closing(new_bell(app)) as bell:
+        with redis.Redis.from_url(own_redis.url) as client:
+            client.execute_command("ACL", "SETUSER", "default", "-blpop")
+        for sent in range(1, 4):
+            with bell.stay() as stay:
+                assert stay.wait(1) is False
+                assert keys(own_redis.url) == set()
+                wake()
+                assert messages(own_redis.url) == sent
+            assert stay.missed is False
+            bell.answer()
+    assert len([line for line in caplog.messages if "Redis 6" in line]) == 1
+    assert len(caplog.messages) == 1
+
+
+def test_a_redis_that_becomes_a_replica_is_only_away(own_redis: RedisServer) -> None:
+    """A run whose stay a failover has ended stays again once Redis takes writes."""
+    with (
+        service(own_redis.url, dispatch_seconds=0.2) as app,
+        closing(new_bell(app)) as bell,
+        redis.Redis.from_url(own_redis.url) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        with bell.stay() as stay:
+            waiting = pool.submit(stay.wait, 1)
+            until(lambda: client.info("clients")["blocked_clients"] == 1, "the run waits")
+            client.replicaof(LOOPBACK, 1)
+            assert waiting.result(10) is False
+        client.replicaof("NO", "ONE")
+        until(lambda: rings_and_hears(bell), "the run hears the bell again")
 
 
 def test_a_broker_that_takes_no_message(url: str) -> None:

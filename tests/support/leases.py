@@ -70,6 +70,15 @@ def record_leases(database_url: str) -> None:
         connection.execute(_RECORD)
 
 
+def end_backend(database_url: str, port: int) -> None:
+    """End the backend of a client that was killed: left alone, it would carry out the statement it has been sent."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        ended = connection.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE client_port = %s", (port,)
+        ).fetchall()
+    assert ended == [(True,)]
+
+
 def lease_history(database_url: str) -> list[LeaseChange]:
     """Return what was written down, in order."""
     with psycopg.connect(database_url) as connection:

@@ -89,6 +89,7 @@ def test_names_of_others_are_none_of_our_business() -> None:
         ("outbox_wake_url", "amqp://localhost"),
         ("outbox_wake_url", "localhost:6379"),
         ("outbox_wake_timeout_seconds", 0),
+        ("outbox_stay_seconds", 1.5),
         ("outbox_listen", 2),
     ],
 )
@@ -273,6 +274,7 @@ LIBRDKAFKAS_GUARANTEES = {
     "request.timeout.ms": 1,
     "retries": 0,
     "socket.timeout.ms": 1,
+    "test.mock.num.brokers": 3,
     "transactional.id": "x",
 }
 
@@ -302,6 +304,12 @@ def test_librdkafkas_producer_keeps_its_guarantees() -> None:
     assert config["compression.type"] == "gzip"
 
 
+@pytest.mark.parametrize("linger", [0.5, "0.5"])
+def test_librdkafka_may_linger_for_less_than_a_millisecond(linger: object) -> None:
+    """A linger of a part of a millisecond reaches librdkafka as it is."""
+    assert confluent_config({"linger.ms": linger})["linger.ms"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("kafka", "told"),
     [
@@ -309,6 +317,7 @@ def test_librdkafkas_producer_keeps_its_guarantees() -> None:
         ({"compression_type": "gzip"}, "whose names have dots, not underscores"),
         ({"compression.type": "unheard-of"}, "unheard-of"),
         ({"linger.ms": "soon"}, "outbox_kafka has linger.ms 'soon'"),
+        ({"linger.ms": float("nan")}, "outbox_kafka has linger.ms nan"),
         ({"linger.ms": 10_000_000}, "outside allowed range"),
         ({"sasl.pasword": "hunter2"}, "sasl.pasword"),
     ],
