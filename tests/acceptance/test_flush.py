@@ -38,7 +38,7 @@ def test_flush_waits_for_what_another_run_publishes(deployment: Deployment, topi
     """A flush that finds all shards leased by another run returns once that run has published everything."""
     database = deployment.database_url
     committed = write(database, Load(topic=topic, events=400, keys=20, writers=4))
-    slow = deployment.but(statement_seconds=20, lease_seconds=90, shards_per_run=64, flush_seconds=60)
+    slow = deployment.but(statement_seconds=20, lease_seconds=140, shards_per_run=64, flush_seconds=60)
     with fleet(slow) as celery, client(slow) as by_hand:
         with settlement_latched(database) as latch:
             celery.worker(children=2)

@@ -17,7 +17,7 @@ from support.leases import (
 from support.workers import Deployment, fleet
 from support.writers import Load, write
 
-LONG_LEASE = {"statement_seconds": 20, "lease_seconds": 90, "shards_per_run": 64, "batch_size": 5000}
+LONG_LEASE = {"statement_seconds": 20, "lease_seconds": 140, "shards_per_run": 64, "batch_size": 5000}
 """A lease that nobody waits for in a test, and a settlement that waits at a latch for as long as a test needs."""
 
 SHORT_LEASE = {
@@ -25,7 +25,7 @@ SHORT_LEASE = {
     "delivery_seconds": 2,
     "probe_seconds": 1,
     "statement_seconds": 2,
-    "lease_seconds": 12,
+    "lease_seconds": 16,
     "shards_per_run": 64,
     "batch_size": 100,
 }
