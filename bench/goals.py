@@ -82,10 +82,10 @@ def _milliseconds(what: str, figures: Results, name: str, *, at_most: float | No
         return _absent(what, figures, "" if at_most is None else f"≤ {at_most:g} ms")
     value, missing, told = figures[name], figures.get("missing", 0), _achieved(figures)
     measured = f"{value:.1f} ms" + (f", {missing} missing" if missing else "") + told
-    if at_most is None:
-        return Line(what, measured, "", "", "")
-    verdict = "rate not reached" if told else _verdict(fine=value <= at_most and not missing)
-    return Line(what, measured, "", f"≤ {at_most:g} ms", verdict)
+    goal = "" if at_most is None else f"≤ {at_most:g} ms"
+    if missing or at_most is None:  # an event that never came is worse than any that came late
+        return Line(what, measured, "", goal, _verdict(fine=False) if missing else "")
+    return Line(what, measured, "", goal, "rate not reached" if told else _verdict(fine=value <= at_most))
 
 
 def _achieved(figures: Results) -> str:
