@@ -138,14 +138,16 @@ def test_a_missing_topic_is_told_within_the_probe_time(kafka: ApacheKafka) -> No
     assert missing in str(outcome[0])
 
 
-def test_the_probe_asks_about_one_name_and_makes_no_topic(
+def test_the_probe_asks_about_one_topic_and_makes_none(
     server_directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Opening asks about one name, not for all topics, and creates none where topics are made by being asked for."""
+    """Opening asks about one topic of the routes, not for all, and makes none where brokers make those they hear of."""
     caplog.set_level("DEBUG", "outbox_tasks.publishing.confluent_config")
     properties = {"auto.create.topics.enable": "true"}
     with ApacheKafka(server_directory / "creative-kafka", properties=properties) as creative:
-        with closing(publisher_for(creative, allow_auto_create_topics=True, debug="metadata")) as publisher:
+        routes, kafka = {"order": "not-there-yet"}, {"debug": "metadata"}
+        settings = relay_settings("dbname=unused", creative, publisher="confluent-kafka", kafka=kafka, routes=routes)
+        with closing(ConfluentPublisher(settings, clock=time.monotonic)) as publisher:
             publisher.open()
         with closing(KafkaAdminClient(bootstrap_servers=creative.bootstrap_servers)) as admin:
             assert admin.list_topics() == []
@@ -177,8 +179,8 @@ def test_a_full_client_is_waited_for_until_the_deadline_only(own_broker: TansuBr
     """Where there never is room, a batch comes back at its deadline, and its rest was not given to the client."""
     topic = new_topic(own_broker)
     with closing(publisher_for(own_broker, queue_buffering_max_messages=7)) as publisher:
-        publisher.open()
         publisher.facts([topic])
+        publisher.open()
         own_broker.freeze()
         begun = time.monotonic()
         outcome = send(publisher, numbered(topic, 100), seconds=0.5)
