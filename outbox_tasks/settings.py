@@ -102,7 +102,7 @@ class Settings(BaseModel):
     )
     wake_timeout_seconds: Seconds = Field(0.1, description="how long a commit may wait for a Redis that is away")
     stay_seconds: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = Field(
-        0.2, description="how long a run that published something waits for more, within half a tick; a second at most"
+        0.2, description="how long a run that published something waits for more, within one tick; a second at most"
     )
     listen: bool = Field(False, description="whether workers listen for PostgreSQL's notifications")
 

@@ -27,6 +27,7 @@ stopping = StopFlag()
 
 _settings: weakref.WeakKeyDictionary[Celery, Settings] = weakref.WeakKeyDictionary()
 _runtimes: weakref.WeakKeyDictionary[Celery, Runtimes] = weakref.WeakKeyDictionary()
+_at_once: weakref.WeakKeyDictionary[Celery, int] = weakref.WeakKeyDictionary()
 
 
 def settings_of(app: Celery) -> Settings:
@@ -40,6 +41,12 @@ def settings_of(app: Celery) -> Settings:
     return _settings[app]
 
 
+def longest_stay_of(app: Celery) -> float:
+    """Return for how many seconds a run may stay for more: a tick, or half of one where nothing else can run then."""
+    tick = settings_of(app).dispatch_seconds
+    return tick if _at_once.get(app, 1) > 1 else tick / 2
+
+
 def runtimes_of(app: Celery) -> Runtimes:
     """Return this process's runtimes for an app. Nothing is opened yet."""
     if app not in _runtimes:
@@ -51,6 +58,7 @@ def runtimes_of(app: Celery) -> Runtimes:
 def connect_signals() -> None:
     """Listen to the worker's life. Listening twice is listening once."""
     signals.worker_init.connect(_on_start)
+    signals.celeryd_after_setup.connect(_on_setup)
     signals.beat_init.connect(_check_settings)
     signals.worker_ready.connect(_on_ready)
     signals.worker_shutting_down.connect(_on_stopping)
@@ -64,6 +72,11 @@ def _on_start(sender: Any, **_signal: Any) -> None:
     stopping.clear()
     _check_settings(sender)
     _check_publisher(sender)
+
+
+def _on_setup(instance: Any, **_signal: Any) -> None:
+    """Note how many tasks run at once; in the main process, before children are forked."""
+    _at_once[instance.app] = instance.concurrency or 1
 
 
 def _check_settings(sender: Any, **_signal: Any) -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Literal
 from uuid import UUID
 
+from celery import Celery
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
@@ -14,7 +15,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session, sessionmaker
 
-from outbox_tasks import settings
+from outbox_tasks import settings, setup
 from outbox_tasks.demo import orders
 from outbox_tasks.demo.orders import OrderError
 
@@ -55,7 +56,8 @@ class Done(BaseModel):
 
 def create_app() -> FastAPI:
     """Make the service for the database of OUTBOX_DATABASE_URL; its tables are made when it starts."""
-    ours = settings.load({}, os.environ)
+    celery = setup(Celery("shop", broker=os.environ["CELERY_BROKER_URL"]))  # so that commits wake the relay
+    ours = settings.load(celery.conf, os.environ)
     settings.use(ours)
     engine = create_engine(make_url(ours.conninfo).set(drivername="postgresql+psycopg"), pool_size=10)
 

@@ -11,10 +11,13 @@ from outbox_tasks.relay.lease import Lease
 from outbox_tasks.relay.publish import Problem
 from outbox_tasks.relay.result import Result, Status
 from outbox_tasks.relay.run import LEASE_MARGIN_SECONDS, probe, stopped_by
-from outbox_tasks.relay.staying import Patience
+from outbox_tasks.relay.staying import Patience, Stay
 from outbox_tasks.store import leases
 
 log = logging.getLogger(__name__)
+
+
+NO_STAY = Stay()
 
 
 def nobody() -> None:
@@ -22,12 +25,11 @@ def nobody() -> None:
 
 
 def dispatch(
-    ports: Ports, *, wake_another: Callable[[], None] = nobody, seconds: float | None = None, stay_seconds: float = 0
+    ports: Ports, *, wake_another: Callable[[], None] = nobody, seconds: float | None = None, stay: Stay = NO_STAY
 ) -> Result:
     """Publish pending events, in order per key, until nothing is pending or `outbox_run_seconds` are over.
 
-    `seconds` makes the run shorter. A run that published something stays for more, `stay_seconds` after it found
-    nothing left; but no longer than half a tick, so that children are free for other tasks.
+    `seconds` makes the run shorter. A run that published something may stay for more.
 
     It answers the bell before it first looks at the table, and whenever it heard it. What rings while it works is left
     to the message that was sent for it, or to the stay: else there would be a message for every claim of a long run.
@@ -44,10 +46,9 @@ def dispatch(
     if down is not None:
         return stopped_by(Result(), down)
     ports.bell.answer()
-    with ports.bell.stay() as stay:
-        patience = Patience(ports, stay, seconds=stay_seconds, end=run_end)
-        result = _run(ports, run_end, wake_another, patience)
-    if stay.missed and not ports.stopping():
+    with ports.bell.stay() as listening:
+        result = _run(ports, run_end, wake_another, Patience(ports, listening, stay, end=run_end))
+    if listening.missed and not ports.stopping():
         wake_another()
     return result
 
