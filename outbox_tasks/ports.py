@@ -46,7 +46,7 @@ class Bell(Protocol):
     """What writers ring after their commits. Nothing here raises, or takes longer than a short timeout."""
 
     def answer(self) -> None:
-        """Answer the bell. A run does so right before each claim: what is committed after that rings anew."""
+        """Answer the bell. A run does so before it looks at the table: what is committed after that rings anew."""
 
     def stay(self) -> Stay:
         """Return a stay, for a run that found nothing more to claim."""

@@ -21,7 +21,7 @@ from outbox_tasks.relay.replay import Started, read_order, start
 from outbox_tasks.relay.replay import replay as replay_run
 from outbox_tasks.relay.result import Result, Status
 from outbox_tasks.relay.retry import retry as retry_run
-from outbox_tasks.relay.staying import Stay
+from outbox_tasks.relay.staying import StayLimit
 from outbox_tasks.runtime import DATABASE_AWAY, Report, Reportable
 from outbox_tasks.settings import Settings
 from outbox_tasks.upkeep.check import check as check_deployment
@@ -36,8 +36,10 @@ RUNS_ONCE = {"acks_late": False, "reject_on_worker_lost": False}
 @shared_task(bind=True, **RUNS_ONCE, name="outbox.dispatch", ignore_result=True)
 def dispatch(self: Task) -> Report:
     """Publish what is pending, in order per key. Sent by beat, by writers, and by itself while there is more."""
-    stay = Stay(seconds=worker.settings_of(self.app).stay_seconds, longest_seconds=worker.longest_stay_of(self.app))
-    return _run(self, partial(dispatch_run, wake_another=partial(_send_again, self), stay=stay))
+    limit = StayLimit(
+        seconds=worker.settings_of(self.app).stay_seconds, longest_seconds=worker.longest_stay_of(self.app)
+    )
+    return _run(self, partial(dispatch_run, wake_another=partial(_send_again, self), limit=limit))
 
 
 @shared_task(bind=True, **RUNS_ONCE, name="outbox.retry", ignore_result=True)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import psycopg
 
@@ -31,9 +31,9 @@ class Batch:
     """
 
     events: list[Event]
-    full: dict[int, int] = field(default_factory=dict)
-    drained: frozenset[int] = frozenset()
-    complete: int = 0
+    full: dict[int, int]
+    drained: frozenset[int]
+    complete: int
 
     @property
     def shards(self) -> AbstractSet[int]:

@@ -11,13 +11,13 @@ from outbox_tasks.relay.lease import Lease
 from outbox_tasks.relay.publish import Problem
 from outbox_tasks.relay.result import Result, Status
 from outbox_tasks.relay.run import LEASE_MARGIN_SECONDS, probe, stopped_by
-from outbox_tasks.relay.staying import Patience, Stay
+from outbox_tasks.relay.staying import Patience, StayLimit
 from outbox_tasks.store import leases
 
 log = logging.getLogger(__name__)
 
 
-NO_STAY = Stay()
+NO_STAY = StayLimit()
 
 
 def nobody() -> None:
@@ -25,7 +25,11 @@ def nobody() -> None:
 
 
 def dispatch(
-    ports: Ports, *, wake_another: Callable[[], None] = nobody, seconds: float | None = None, stay: Stay = NO_STAY
+    ports: Ports,
+    *,
+    wake_another: Callable[[], None] = nobody,
+    seconds: float | None = None,
+    limit: StayLimit = NO_STAY,
 ) -> Result:
     """Publish pending events, in order per key, until nothing is pending or `outbox_run_seconds` are over.
 
@@ -46,9 +50,9 @@ def dispatch(
     if down is not None:
         return stopped_by(Result(), down)
     ports.bell.answer()
-    with ports.bell.stay() as listening:
-        result = _run(ports, run_end, wake_another, Patience(ports, listening, stay, end=run_end))
-    if listening.missed and not ports.stopping():
+    with ports.bell.stay() as stay:
+        result = _run(ports, run_end, wake_another, Patience(ports, stay, limit, end=run_end))
+    if stay.missed and not ports.stopping():
         wake_another()
     return result
 

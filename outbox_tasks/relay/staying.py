@@ -4,15 +4,14 @@ import threading
 from dataclasses import dataclass
 
 from outbox_tasks.deadline import Deadline
-from outbox_tasks.ports import Ports
-from outbox_tasks.ports import Stay as Listening
+from outbox_tasks.ports import Ports, Stay
 
 GATHER_SECONDS = 0.004
 """A run that stays looks at the table no more often than this: where events come faster, one look takes several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stay:
+class StayLimit:
     """How long a run that published something stays: `seconds` after it found nothing, at most `longest_seconds`."""
 
     seconds: float = 0
@@ -22,16 +21,16 @@ class Stay:
 class Patience:
     """What is left of a run's stay."""
 
-    def __init__(self, ports: Ports, listening: Listening, stay: Stay, *, end: Deadline) -> None:
+    def __init__(self, ports: Ports, stay: Stay, limit: StayLimit, *, end: Deadline) -> None:
         self._ports = ports
-        self._listening = listening
-        self._seconds = stay.seconds
-        self._end = end.within(stay.longest_seconds if stay.seconds else 0)
+        self._stay = stay
+        self._seconds = limit.seconds
+        self._end = end.within(limit.longest_seconds if limit.seconds else 0)
         self._gathered = ports.deadline(0)
 
     def more_came(self) -> bool:
         """Wait for more to come; returns whether to look at the table again. The bell is answered then."""
-        if self._end.passed or not self._listening.wait(min(self._seconds, self._end.left())):
+        if self._end.passed or not self._stay.wait(min(self._seconds, self._end.left())):
             return False
         if not self._gathered.passed:
             threading.Event().wait(self._gathered.left())

@@ -50,3 +50,12 @@ def connect(settings: Settings, *, check: Callable[[Connection], None] = migrate
     connection.execute(SET_SESSION, {"milliseconds": str(round(timeout * 1000))})
     check(connection)
     return connection
+
+
+# How long a statement of this transaction waits for a lock, and with it every writer that queues up behind.
+SET_LOCK_TIMEOUT = "SELECT set_config('lock_timeout', %(milliseconds)s, true)"
+
+
+def set_lock_timeout(connection: Connection, seconds: float) -> None:
+    """Limit how long the statements of the transaction that is open wait for a lock."""
+    connection.execute(SET_LOCK_TIMEOUT, {"milliseconds": str(round(seconds * 1000))})

@@ -4,16 +4,13 @@ import psycopg
 from psycopg import sql
 
 from outbox_tasks.settings import Settings
-from outbox_tasks.store.connection import NETWORK, Connection
+from outbox_tasks.store.connection import NETWORK, Connection, set_lock_timeout
 
 CHANNEL = "outbox"
 
 _CONNECT_SECONDS = 5
 
 IS_ON = "SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'outbox'::regclass AND tgname = 'outbox_notify')"
-
-# How long a statement of this transaction waits for a lock, and with it every writer that queues up behind.
-SET_LOCK_TIMEOUT = "SELECT set_config('lock_timeout', %(milliseconds)s, true)"
 
 # Fires once a statement: what all writers name is the parent. Making it (SHARE ROW EXCLUSIVE) and dropping it (ACCESS
 # EXCLUSIVE) wait for writers that are under way, and writers for them.
@@ -36,7 +33,7 @@ def switch(connection: Connection, *, on: bool, lock_seconds: float) -> None:
         psycopg.errors.LockNotAvailable: the table was busy for `lock_seconds`.
     """
     with connection.transaction():
-        connection.execute(SET_LOCK_TIMEOUT, {"milliseconds": str(round(lock_seconds * 1000))})
+        set_lock_timeout(connection, lock_seconds)
         connection.execute(SWITCH_ON if on else SWITCH_OFF)
 
 

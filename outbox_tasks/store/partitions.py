@@ -10,16 +10,13 @@ from uuid import UUID
 from psycopg import sql
 from psycopg.rows import class_row
 
-from outbox_tasks.store.connection import Connection
+from outbox_tasks.store.connection import Connection, set_lock_timeout
 
 Action = Literal["drop", "detach"]
 
 # One maintenance at a time. The lock ("outbox_m") belongs to the session and ends with it, whatever happens.
 TRY_LOCK = "SELECT pg_try_advisory_lock(8031453476610924397)"
 UNLOCK = "SELECT pg_advisory_unlock(8031453476610924397)"
-
-# How long a statement of this transaction waits for a lock, and with it every writer that queues up behind.
-SET_LOCK_TIMEOUT = "SELECT set_config('lock_timeout', %(milliseconds)s, true)"
 
 NOW = "SELECT clock_timestamp()"
 
@@ -146,7 +143,7 @@ def make(connection: Connection, *, day: date, lock_seconds: float) -> bool:
         psycopg.errors.LockNotAvailable: something holds the DEFAULT partition for longer than `lock_seconds`.
     """
     with connection.transaction():
-        _set_lock_timeout(connection, lock_seconds)
+        set_lock_timeout(connection, lock_seconds)
         row = connection.execute(MAKE, {"day": day}).fetchone()
     return bool(row and row[0])
 
@@ -165,7 +162,7 @@ def make_from_default(connection: Connection, *, day: date, name: str, lock_seco
     """
     partition = sql.Identifier(name)
     with connection.transaction():
-        _set_lock_timeout(connection, lock_seconds)
+        set_lock_timeout(connection, lock_seconds)
         connection.execute(LOCK_DEFAULT)
         connection.execute(sql.SQL(CREATE_DAY).format(partition))
         connection.execute(sql.SQL(MOVE_DAY).format(partition=partition, day=sql.Literal(day)))
@@ -185,7 +182,7 @@ def remove(connection: Connection, *, name: str, action: Action, lock_seconds: f
     if found is not None:
         return found
     with connection.transaction():
-        _set_lock_timeout(connection, lock_seconds)
+        set_lock_timeout(connection, lock_seconds)
         connection.execute(sql.SQL(LOCK_FOR_REMOVAL).format(partition))
         found = in_the_way(connection, name=name)
         if found is None:
@@ -217,7 +214,3 @@ def clean_dead_letters(connection: Connection, *, before: datetime, limit: int) 
 def clean_runs(connection: Connection, *, before: datetime, limit: int) -> int:
     """Forget up to `limit` runs that ended before a time; returns how many there were."""
     return connection.execute(CLEAN_RUNS, {"before": before, "limit": limit}).rowcount
-
-
-def _set_lock_timeout(connection: Connection, seconds: float) -> None:
-    connection.execute(SET_LOCK_TIMEOUT, {"milliseconds": str(round(seconds * 1000))})

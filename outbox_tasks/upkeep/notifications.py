@@ -1,11 +1,9 @@
 """Switches PostgreSQL's notifications on and off, without making writers wait for long."""
 
-import psycopg
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
-
 from outbox_tasks.settings import Settings
 from outbox_tasks.store import notifications
 from outbox_tasks.store.connection import Connection
+from outbox_tasks.upkeep.locks import asking_again
 
 ATTEMPTS = 20
 """How often the lock is asked for."""
@@ -22,11 +20,6 @@ def switch(connection: Connection, settings: Settings, *, on: bool) -> bool:
     """
     if notifications.is_on(connection) == on:
         return False
-    attempts = Retrying(
-        retry=retry_if_exception_type(psycopg.errors.LockNotAvailable),
-        stop=stop_after_attempt(ATTEMPTS),
-        wait=wait_random(0, PAUSE_SECONDS),
-        reraise=True,
-    )
+    attempts = asking_again(attempts=ATTEMPTS, pause_seconds=PAUSE_SECONDS)
     attempts(notifications.switch, connection, on=on, lock_seconds=settings.lock_seconds)
     return True

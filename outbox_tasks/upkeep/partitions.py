@@ -9,11 +9,11 @@ from functools import partial
 from uuid import UUID
 
 import psycopg
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
 from outbox_tasks.event import SHARDS
 from outbox_tasks.ports import Ports
 from outbox_tasks.store import leases, partitions
+from outbox_tasks.upkeep.locks import asking_again
 
 log = logging.getLogger(__name__)
 
@@ -133,12 +133,7 @@ def _remove_day(ports: Ports, name: str, done: Maintained) -> None:
 
 def _with_locks(steps: Mapping[str, Callable[[], None]], done: Maintained) -> None:
     """Do steps that need a lock on the table. Where it stays busy, leave them to the next maintenance: all need it."""
-    attempts = Retrying(
-        retry=retry_if_exception_type(psycopg.errors.LockNotAvailable),
-        stop=stop_after_attempt(ATTEMPTS),
-        wait=wait_random(0, PAUSE_SECONDS),
-        reraise=True,
-    )
+    attempts = asking_again(attempts=ATTEMPTS, pause_seconds=PAUSE_SECONDS)
     left = dict(steps)
     try:
         for name, step in steps.items():
