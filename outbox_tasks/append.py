@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Required, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Required, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID
 
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
@@ -19,49 +18,16 @@ from outbox_tasks.encoding import NewEvent, Row, encode
 from outbox_tasks.errors import NoTransactionError, OutboxError
 from outbox_tasks.event import EventId
 from outbox_tasks.settings import Settings, in_use
+from outbox_tasks.store import inserts
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 __all__ = ["AnyConnection", "EventId", "NewEvent", "append", "append_all"]
 
 SyncConnection = Session | scoped_session[Any] | Connection | psycopg.Connection[Any]
 AwaitedConnection = AsyncSession | async_scoped_session[Any] | AsyncConnection | psycopg.AsyncConnection[Any]
 AnyConnection = SyncConnection | AwaitedConnection
-
-MAX_EVENTS, MAX_BYTES = 5_000, 16_000_000
-"""What one statement carries at most; a single event may be larger."""
-
-# Inserts events, sorted so that `id` follows the order given, and returns those that were not there already.
-# Locks only its new rows; waits for the end of a transaction that has inserted the same event_id.
-_INSERT = """
-INSERT INTO outbox (event_id, aggregate_type, aggregate_id, event_type,
-                    topic, partition_key, payload, payload_bytes, headers)
-SELECT coalesce(CAST(given_id AS uuid), outbox_uuidv7()), aggregate_type, aggregate_id, event_type,
-       topic, partition_key, CAST(payload AS jsonb), payload_bytes, CAST(headers AS jsonb)
-FROM unnest(CAST(:event_id AS text[]), CAST(:aggregate_type AS text[]), CAST(:aggregate_id AS text[]),
-            CAST(:event_type AS text[]), CAST(:topic AS text[]), CAST(:partition_key AS text[]),
-            CAST(:payload AS text[]), CAST(:payload_bytes AS bytea[]), CAST(:headers AS text[]))
-     WITH ORDINALITY AS e (given_id, aggregate_type, aggregate_id, event_type,
-                           topic, partition_key, payload, payload_bytes, headers, place)
-ORDER BY place
-ON CONFLICT (event_id) DO NOTHING
-RETURNING id, CAST(event_id AS text)
-"""
-
-# Makes the writers of an ordering key wait for each other until they commit. The keys arrive sorted, so that
-# no two writers wait for each other crosswise; the seed ("outbox_k") keeps these locks apart from others.
-_SERIALIZE = """
-SELECT count(pg_advisory_xact_lock(hashtextextended(ordering_key, 8031453476610924395)))
-FROM unnest(CAST(:ordering_key AS text[])) AS ordering_key
-"""
-
-# Both statements in the two styles of placeholders; `b` has psycopg send lists in binary, a third faster.
-_INSERT_SQLALCHEMY, _SERIALIZE_SQLALCHEMY = text(_INSERT), text(_SERIALIZE)
-_PLACEHOLDER = re.compile(r":(\w+)")
-_INSERT_PSYCOPG, _SERIALIZE_PSYCOPG = (
-    _PLACEHOLDER.sub(r"%(\1)b", statement).encode() for statement in (_INSERT, _SERIALIZE)
-)
 
 T = TypeVar("T")
 
@@ -159,7 +125,7 @@ def append(  # noqa: PLR0913 - an event has that many parts, and each is a keywo
         event_id=event_id,
     )
     rows = [encode(event, settings=settings or in_use())]
-    return _run(connection, _work(rows, serialize=serialize), itemgetter(0))
+    return _run(connection, inserts.work(rows, serialize=serialize), itemgetter(0))
 
 
 @overload
@@ -194,15 +160,7 @@ def append_all(
         TypeError: as `append`, or something in `events` is no `NewEvent`.
     """
     rows = _encode_all(events, settings=settings or in_use())
-    return _run(connection, _work(rows, serialize=serialize), list)
-
-
-class _Work(NamedTuple):
-    """Ordering keys to lock, the parameters of each insert, and the id given for each event, if one was."""
-
-    ordering_keys: list[str]
-    chunks: list[dict[str, Sequence[object]]]
-    given_ids: list[str | None]
+    return _run(connection, inserts.work(rows, serialize=serialize), list)
 
 
 _Inserted = tuple[int, str]
@@ -223,29 +181,7 @@ def _encode_at(place: int, event: NewEvent, *, settings: Settings | None) -> Row
         raise
 
 
-def _work(rows: list[Row], *, serialize: bool) -> _Work:
-    keys = sorted({row.ordering_key for row in rows}) if serialize else []
-    return _Work(keys, [_parameters(chunk) for chunk in _chunks(rows)], [row.event_id for row in rows])
-
-
-def _chunks(rows: list[Row]) -> Iterator[list[Row]]:
-    chunk: list[Row] = []
-    size = 0
-    for row in rows:
-        if chunk and (len(chunk) == MAX_EVENTS or size + row.size > MAX_BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(row)
-        size += row.size
-    if chunk:
-        yield chunk
-
-
-def _parameters(rows: list[Row]) -> dict[str, Sequence[object]]:
-    return {name: list(column) for name, column in zip(Row._fields, zip(*rows, strict=True), strict=True)}
-
-
-def _event_ids(work: _Work, inserted: list[_Inserted]) -> list[EventId]:
+def _event_ids(work: inserts.Work, inserted: list[_Inserted]) -> list[EventId]:
     """Say of each event what its id is and whether it is new.
 
     An insert does not promise the order of what it returns, but `id` has the order of the events; those whose
@@ -263,7 +199,7 @@ def _event_id(event_id: str, new: set[str]) -> EventId:
     return EventId(event_id, is_new=is_new)
 
 
-def _run(connection: AnyConnection, work: _Work, result: Callable[[list[EventId]], T]) -> T | Awaitable[T]:
+def _run(connection: AnyConnection, work: inserts.Work, result: Callable[[list[EventId]], T]) -> T | Awaitable[T]:
     """Do the work over whatever `connection` is, and return, or make awaitable, the result of its ids."""
     if isinstance(connection, psycopg.Connection):
         return result(_event_ids(work, _over_psycopg(connection, work)))
@@ -276,19 +212,19 @@ def _run(connection: AnyConnection, work: _Work, result: Callable[[list[EventId]
     return result(_event_ids(work, _over_sqlalchemy(connection, work)))
 
 
-async def _awaited(inserted: Awaitable[list[_Inserted]], work: _Work, result: Callable[[list[EventId]], T]) -> T:
+async def _awaited(inserted: Awaitable[list[_Inserted]], work: inserts.Work, result: Callable[[list[EventId]], T]) -> T:
     return result(_event_ids(work, await inserted))
 
 
-def _over_sqlalchemy(given: Session | Connection, work: _Work) -> list[_Inserted]:
+def _over_sqlalchemy(given: Session | Connection, work: inserts.Work) -> list[_Inserted]:
     connection = _connection_of(given)
     if connection.dialect.name != "postgresql":
         raise _unsupported(f"a SQLAlchemy connection to {connection.dialect.name}")
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
         raise _no_transaction()
-    if work.ordering_keys:
-        connection.execute(_SERIALIZE_SQLALCHEMY, {"ordering_key": work.ordering_keys})
-    results = (connection.execute(_INSERT_SQLALCHEMY, chunk) for chunk in work.chunks)
+    for statement, parameters in work.locks:
+        connection.execute(statement.sqlalchemy, parameters)
+    results = (connection.execute(statement.sqlalchemy, parameters) for statement, parameters in work.inserts)
     inserted = [(id_, event_id) for result in results for id_, event_id in result]
     if inserted and isinstance(given, Session):
         commits.mark(given, connection)
@@ -304,25 +240,25 @@ def _connection_of(given: Session | Connection) -> Connection:
     return given.connection()
 
 
-def _over_psycopg(connection: psycopg.Connection[Any], work: _Work) -> list[_Inserted]:
+def _over_psycopg(connection: psycopg.Connection[Any], work: inserts.Work) -> list[_Inserted]:
     _check_transaction(connection)
     inserted: list[_Inserted] = []
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-        if work.ordering_keys:
-            cursor.execute(_SERIALIZE_PSYCOPG, {"ordering_key": work.ordering_keys})
-        for chunk in work.chunks:
-            inserted += cursor.execute(_INSERT_PSYCOPG, chunk)
+        for statement, parameters in work.locks:
+            cursor.execute(statement.psycopg, parameters)
+        for statement, parameters in work.inserts:
+            inserted += cursor.execute(statement.psycopg, parameters)
     return inserted
 
 
-async def _over_async_psycopg(connection: psycopg.AsyncConnection[Any], work: _Work) -> list[_Inserted]:
+async def _over_async_psycopg(connection: psycopg.AsyncConnection[Any], work: inserts.Work) -> list[_Inserted]:
     _check_transaction(connection)
     inserted: list[_Inserted] = []
     async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-        if work.ordering_keys:
-            await cursor.execute(_SERIALIZE_PSYCOPG, {"ordering_key": work.ordering_keys})
-        for chunk in work.chunks:
-            await cursor.execute(_INSERT_PSYCOPG, chunk)
+        for statement, parameters in work.locks:
+            await cursor.execute(statement.psycopg, parameters)
+        for statement, parameters in work.inserts:
+            await cursor.execute(statement.psycopg, parameters)
             inserted += await cursor.fetchall()
     return inserted
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import importlib
 import json
 import pickle
 import time
@@ -33,6 +32,7 @@ from outbox_tasks import settings as settings_module
 from outbox_tasks.append import EventId, NewEvent, append, append_all
 from outbox_tasks.errors import InvalidEventError, NoRouteError, NoTransactionError
 from outbox_tasks.settings import Settings
+from outbox_tasks.store import inserts
 
 PLACED: dict[str, Any] = {"aggregate_type": "order", "aggregate_id": "42", "event_type": "order_placed"}
 
@@ -398,9 +398,8 @@ def test_crosswise_writers_do_not_deadlock(database_url: str) -> None:
 
 def test_chunks(connection: psycopg.Connection[Any], database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Events that do not fit into one statement go in several, and nothing else changes."""
-    module = importlib.import_module("outbox_tasks.append")  # the package has a function of that name
-    monkeypatch.setattr(module, "MAX_EVENTS", 7)
-    monkeypatch.setattr(module, "MAX_BYTES", 1000)
+    monkeypatch.setattr(inserts, "MAX_EVENTS", 7)
+    monkeypatch.setattr(inserts, "MAX_BYTES", 1000)
     twice = uuid4()
     events = [
         *_some(20),
