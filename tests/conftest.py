@@ -51,6 +51,13 @@ def redis_server(server_directory: Path) -> Iterator[RedisServer]:
         yield server
 
 
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """Run a Redis that the test may break."""
+    with scratch_directory("outbox-test-") as directory, RedisServer(directory / "redis") as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def tansu(server_directory: Path) -> Iterator[TansuBroker]:
     """Run Tansu, where any Kafka-compatible broker will do."""

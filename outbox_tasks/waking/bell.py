@@ -6,8 +6,12 @@ to listen the mark is an entry in the list it waits on; else it is a key, and wh
 """
 
 import logging
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 from uuid import uuid4
 
 import redis
@@ -15,6 +19,7 @@ import redis
 from outbox_tasks.deadline import Deadline
 from outbox_tasks.waking.breaker import Breaker
 from outbox_tasks.waking.place import Place
+from outbox_tasks.waking.wire import Script, Wire
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +34,7 @@ LONGEST_WAIT_SECONDS = 1.0
 
 # Answers whether a message has to be sent. KEYS: pending, listening, bell. ARGV: how long a ring is believed to be
 # heard, in milliseconds, should it get lost.
-RING = """
+RING = Script("""
 if redis.call('EXISTS', KEYS[2]) == 1 then
     if redis.call('LLEN', KEYS[3]) == 0 then
         redis.call('RPUSH', KEYS[3], 1)
@@ -39,24 +44,24 @@ if redis.call('EXISTS', KEYS[2]) == 1 then
 end
 if redis.call('SET', KEYS[1], 1, 'NX', 'PX', ARGV[1]) then return 1 end
 return 0
-"""
+""")
 
 # Makes a run the one that listens, or lets it go on, unless another does (-1). Answers how many rings nobody has
 # answered: one, whose message may be on its way to a child that is not free, or none.
-ENTER = """
+ENTER = Script("""
 local listener = redis.call('GET', KEYS[2])
 if listener and listener ~= ARGV[1] then return -1 end
 redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
 return redis.call('DEL', KEYS[1]) + redis.call('DEL', KEYS[3])
-"""
+""")
 
 # Ends a stay and answers how many rings came meanwhile that nobody has answered. If another listens now they are its.
-LEAVE = """
+LEAVE = Script("""
 local listener = redis.call('GET', KEYS[2])
 if listener and listener ~= ARGV[1] then return 0 end
 redis.call('DEL', KEYS[2])
 return redis.call('DEL', KEYS[3])
-"""
+""")
 
 
 class Ringer:
@@ -71,7 +76,8 @@ class Ringer:
     def __init__(self, place: Place, *, timeout_seconds: float, lost_after_seconds: float) -> None:
         self._keys = (place.pending, place.listening, place.bell)
         self._milliseconds = round(lost_after_seconds * 1000)
-        self._ring = place.client(seconds=timeout_seconds).register_script(RING)
+        self._new_wire = partial(place.wire, seconds=timeout_seconds)
+        self._idle: deque[Wire] = deque()
 
     def ring(self) -> bool:
         """Ring; returns whether a message has to be sent, since no run listens and none is on its way.
@@ -79,7 +85,20 @@ class Ringer:
         Raises:
             redis.RedisError: Redis is away.
         """
-        return bool(self._ring(keys=self._keys, args=(self._milliseconds,)))
+        with self._wire() as wire:
+            return bool(wire.run(RING, self._keys, self._milliseconds))
+
+    @contextmanager
+    def _wire(self) -> Iterator[Wire]:
+        """Lend a connection: one that has nothing to do, or a new one where all are in use."""
+        try:
+            wire = self._idle.pop()
+        except IndexError:
+            wire = self._new_wire()
+        try:
+            yield wire
+        finally:
+            self._idle.append(wire)
 
 
 class RedisBell:
@@ -97,16 +116,14 @@ class RedisBell:
         self._breaker = breaker
         self._answered = False
         self._refused = False
-        self._redis = place.client(seconds=timeout_seconds)
-        self._waiting = place.client(seconds=LONGEST_WAIT_SECONDS + timeout_seconds)
-        self._enter = self._redis.register_script(ENTER)
-        self._leave = self._redis.register_script(LEAVE)
+        self._wire = place.wire(seconds=timeout_seconds)
+        self._waiting = place.wire(seconds=LONGEST_WAIT_SECONDS + timeout_seconds)
 
     def answer(self) -> None:
         """Answer the bell: called before a run looks at the table, never after. What rings later rings anew."""
         answered, self._answered = self._answered, False
         if not answered:
-            self._breaker.attempt(lambda: self._redis.delete(self._place.pending, self._place.bell), otherwise=0)
+            self._breaker.attempt(lambda: self._wire.command("DEL", self._place.pending, self._place.bell), otherwise=0)
 
     def stay(self) -> "RedisStay":
         """Return a stay that has not begun; it begins with its first `wait`."""
@@ -114,7 +131,7 @@ class RedisBell:
 
     def close(self) -> None:
         """Close what is open; the next use opens it again."""
-        self._redis.close()
+        self._wire.close()
         self._waiting.close()
 
     def enter(self, token: str) -> int:
@@ -125,9 +142,7 @@ class RedisBell:
         if self._refused:
             return -1
         milliseconds = round(LISTENING_SECONDS * 1000)
-        return self._breaker.attempt(
-            lambda: int(self._enter(keys=self._keys, args=(token, milliseconds))), otherwise=-1
-        )
+        return self._breaker.attempt(lambda: int(self._wire.run(ENTER, self._keys, token, milliseconds)), otherwise=-1)
 
     def hear(self, seconds: float) -> bool:
         """Wait for a ring, for so many seconds at most; returns whether one came. Hearing it has answered it."""
@@ -136,7 +151,7 @@ class RedisBell:
 
     def leave(self, token: str) -> bool:
         """Listen no more; returns whether a ring came that nobody has answered."""
-        return self._breaker.attempt(lambda: bool(self._leave(keys=self._keys, args=(token,))), otherwise=False)
+        return self._breaker.attempt(lambda: bool(self._wire.run(LEAVE, self._keys, token)), otherwise=False)
 
     def take_as_answered(self) -> None:
         """Spare the next answer: it has been given, and nothing was looked at since."""
@@ -150,7 +165,7 @@ class RedisBell:
     def _pop(self, seconds: float) -> bool:
         """Wait; a Redis that refuses is not away, so that the one who stays can take the mark back, and rings send."""
         try:
-            return self._waiting.blpop([self._place.bell], timeout=cast("int", seconds)) is not None
+            return self._waiting.command("BLPOP", self._place.bell, seconds) is not None
         except redis.ResponseError as error:
             if _is_failover(error):
                 raise

@@ -16,6 +16,7 @@ from redis.connection import parse_url
 from redis.retry import Retry
 
 from outbox_tasks.settings import Settings
+from outbox_tasks.waking.wire import Wire
 
 _DATABASE = {"service": "", "host": "", "hostaddr": "", "port": "5432", "dbname": "", "options": ""}
 """The parts of a database's address that tell which outbox it is, whoever asks, and what stands for one not given.
@@ -31,16 +32,13 @@ class Place:
     options: Mapping[str, Any] = field(repr=False)
     prefix: str
 
-    def client(self, *, seconds: float) -> redis.Redis:
-        """Return a client that gives up after so many seconds of silence; it connects when first used.
-
-        A connection that was lost since is made again once; nothing else is tried twice.
-        """
+    def wire(self, *, seconds: float) -> Wire:
+        """Return a connection that gives up after so many seconds of silence."""
         options: dict[str, Any] = {**self.options, "socket_timeout": seconds, "protocol": 2}  # 2 needs no handshake
         if "path" not in options:
             options["socket_connect_timeout"] = seconds
         retry = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
-        return redis.Redis.from_pool(redis.ConnectionPool(retry=retry, **options))
+        return Wire(redis.ConnectionPool(retry=retry, **options).make_connection())
 
     @cached_property
     def pending(self) -> str:

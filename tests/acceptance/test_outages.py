@@ -34,13 +34,6 @@ def own_postgres(directory: Path) -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture
-def own_redis(directory: Path) -> Iterator[RedisServer]:
-    """Run a Redis that the test may break."""
-    with RedisServer(directory / "redis") as server:
-        yield server
-
-
 def blocked_keys(database_url: str) -> int:
     """Count the blocked keys."""
     with psycopg.connect(database_url) as connection:

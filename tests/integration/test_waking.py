@@ -28,7 +28,7 @@ from outbox_tasks import append, wake, waker, worker
 from outbox_tasks.ports import SILENCE, Bell
 from outbox_tasks.settings import Settings, load
 from outbox_tasks.testing.proxy import TcpProxy
-from outbox_tasks.testing.services import RedisServer, scratch_directory
+from outbox_tasks.testing.services import RedisServer
 from outbox_tasks.testing.services.places import LOOPBACK
 from outbox_tasks.waking import bell as bell_module
 from outbox_tasks.waking import parts, place
@@ -54,13 +54,6 @@ def app(url: str) -> Iterator[Celery]:
     """Set up a service."""
     with service(url) as given:
         yield given
-
-
-@pytest.fixture
-def own_redis() -> Iterator[RedisServer]:
-    """Run a Redis that the test may break."""
-    with scratch_directory("outbox-test-") as directory, RedisServer(directory / "redis") as server:
-        yield server
 
 
 def new_bell(app: Celery) -> Bell:
@@ -663,7 +656,7 @@ def options_for(broker: str, **configuration: Any) -> dict[str, Any]:
     settings = load({"outbox_database_url": "postgresql://db.example/shop"}, {})
     found = place.find(app, settings)
     assert found is not None
-    found.client(seconds=1).close()
+    found.wire(seconds=1).close()
     return dict(found.options)
 
 
