@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, LiteralString
 from uuid import UUID
@@ -103,11 +103,16 @@ class Writer:
         return Written(key, sequence, UUID(int=event_id.int))
 
 
-def write(database_url: str, load: Load, *, seed: int = 1) -> list[Written]:
-    """Write a load from several threads at once; returns exactly what was committed."""
+def prepare(database_url: str, *, keys: int) -> None:
+    """Make the business table, with a row for each key."""
     with psycopg.connect(database_url) as connection:
         connection.execute(_MAKE_BUSINESS)
-        connection.execute(_FILL_BUSINESS, {"keys": load.keys})
+        connection.execute(_FILL_BUSINESS, {"keys": keys})
+
+
+def write(database_url: str, load: Load, *, seed: int = 1) -> list[Written]:
+    """Write a load from several threads at once; returns exactly what was committed."""
+    prepare(database_url, keys=load.keys)
     with ThreadPoolExecutor(load.writers) as pool:
         parts = [pool.submit(_write_part, database_url, load, number, seed) for number in range(load.writers)]
         return [event for part in parts for event in part.result()]
@@ -115,7 +120,7 @@ def write(database_url: str, load: Load, *, seed: int = 1) -> list[Written]:
 
 def _write_part(database_url: str, load: Load, number: int, seed: int) -> list[Written]:
     chance = random.Random(f"{seed}/{number}")  # noqa: S311 - load, not secrets
-    over = _over_psycopg if number % 2 else _over_sqlalchemy
+    over = over_psycopg if number % 2 else over_sqlalchemy
     committed: list[Written] = []
     with over(database_url, load.topic) as writer:
         for _ in range(load.events // load.writers // EVENTS_A_ROUND):
@@ -130,7 +135,8 @@ def _any_key(chance: random.Random, load: Load) -> str:
 
 
 @contextmanager
-def _over_psycopg(database_url: str, topic: str) -> Iterator[Writer]:
+def over_psycopg(database_url: str, topic: str) -> Iterator[Writer]:
+    """Give a writer over psycopg."""
     with psycopg.connect(database_url, autocommit=True) as connection:
         yield Writer(
             connection=connection,
@@ -142,9 +148,12 @@ def _over_psycopg(database_url: str, topic: str) -> Iterator[Writer]:
 
 
 @contextmanager
-def _over_sqlalchemy(database_url: str, topic: str) -> Iterator[Writer]:
+def over_sqlalchemy(database_url: str, topic: str) -> Iterator[Writer]:
+    """Give a writer over a Session, whose commits wake the relay where an app is set up."""
     engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
-    with Session(engine) as session:
+    with ExitStack() as stack:
+        stack.callback(engine.dispose)
+        session = stack.enter_context(Session(engine))
         yield Writer(
             connection=session,
             begin=session.begin,
@@ -152,4 +161,3 @@ def _over_sqlalchemy(database_url: str, topic: str) -> Iterator[Writer]:
             execute=lambda statement, values: session.connection().exec_driver_sql(statement, values).fetchone(),
             topic=topic,
         )
-    engine.dispose()
