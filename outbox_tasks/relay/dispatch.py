@@ -58,20 +58,27 @@ def dispatch(
 
 
 def _run(ports: Ports, run_end: Deadline, wake_another: Callable[[], None], patience: Patience) -> Result:
-    """Claim and work until nothing is left and nothing more comes."""
-    result, first = Result(), True
+    """Claim and work until nothing is left and nothing more comes.
+
+    That nothing is left a look tells that finds nothing. Once a ring was heard the next ring tells of what comes, and
+    the run looks once more when it leaves: for events nobody rings for, and for a ring that another run answered.
+    """
+    result, first, rung = Result(), True, False
     while not run_end.passed and not ports.stopping():
         lease, more = _claim(ports)
-        if not lease.floors:
-            if result.published and patience.more_came():
-                continue
+        found = bool(lease.floors)
+        if found:
+            if more and first:
+                wake_another()
+            first = False
+            result, down = _work(lease, result, ports, run_end)
+            if down is not None and not ports.stopping():
+                return stopped_by(result, down)
+        if found and (more or not rung):
+            continue
+        rung = bool(result.published) and patience.more_came()
+        if not found and not rung:
             return result
-        if more and first:
-            wake_another()
-        first = False
-        result, down = _work(lease, result, ports, run_end)
-        if down is not None and not ports.stopping():
-            return stopped_by(result, down)
     if not ports.stopping():
         wake_another()
     return replace(result, status=Status.STOPPED if ports.stopping() else Status.MORE)

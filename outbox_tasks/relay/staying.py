@@ -27,10 +27,15 @@ class Patience:
         self._seconds = limit.seconds
         self._end = end.within(limit.longest_seconds if limit.seconds else 0)
         self._gathered = ports.deadline(0)
+        self._over = False
 
     def more_came(self) -> bool:
-        """Wait for more to come; returns whether to look at the table again. The bell is answered then."""
-        if self._end.passed or not self._stay.wait(min(self._seconds, self._end.left())):
+        """Wait for more to come; returns whether to look at the table again. The bell is answered then.
+
+        Once it was in vain the stay is over.
+        """
+        if self._over or self._end.passed or not self._stay.wait(min(self._seconds, self._end.left())):
+            self._over = True
             return False
         if not self._gathered.passed:
             threading.Event().wait(self._gathered.left())

@@ -1,0 +1,132 @@
+"""A run that stays: what is rung for goes out in the same run, one look a ring, and at its end nothing is left."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from celery import Celery
+from support.relaying import new_topic, put, relay, relay_settings, states
+from support.waiting import until
+from support.waking import keys, messages, service
+from support.workers import redis_url_of_its_own
+
+from outbox_tasks import wake, worker
+from outbox_tasks.relay.dispatch import dispatch
+from outbox_tasks.relay.result import Result, Status
+from outbox_tasks.relay.staying import StayLimit
+from outbox_tasks.store import leases
+from outbox_tasks.testing.services import RedisServer, TansuBroker
+from outbox_tasks.waking import parts
+
+LIMIT = StayLimit(seconds=1.0, longest_seconds=10.0)
+
+
+class Stayer:
+    """A run in a thread, in a deployment with a bell."""
+
+    def __init__(self, database_url: str, redis_url: str, topic: str, run: "Future[Result]") -> None:
+        self.result = run.result
+        self._database_url = database_url
+        self._redis_url = redis_url
+        self._topic = topic
+
+    def put(self) -> None:
+        """Commit one event, and ring nobody."""
+        put(self._database_url, {"topic": self._topic})
+
+    def await_listening(self, *, published: int) -> None:
+        """Return when so many events are published, and the run listens."""
+        until(lambda: states(self._database_url) == ["published"] * published, "the events are published")
+        until(lambda: any(key.endswith("listening") for key in keys(self._redis_url)), "the run listens")
+
+    @property
+    def messages(self) -> int:
+        """How many messages were sent."""
+        return messages(self._redis_url)
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """Give a Redis database of this test's own."""
+    return redis_url_of_its_own(redis_server)
+
+
+@pytest.fixture
+def app(redis_url: str, database_url: str) -> Iterator[Celery]:
+    """Set up a service that rings."""
+    with service(redis_url, database_url) as given:
+        yield given
+
+
+@pytest.fixture
+def stayer(app: Celery, redis_url: str, database_url: str, tansu: TansuBroker) -> Iterator[Stayer]:
+    """Start a run that has one event to publish, and then stays."""
+    topic = new_topic(tansu)
+    put(database_url, {"topic": topic})
+    with (
+        closing(parts.bell(app, worker.settings_of(app))) as bell,
+        relay(relay_settings(database_url, tansu)) as ports,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        run = pool.submit(dispatch, replace(ports, bell=bell), limit=LIMIT)
+        given = Stayer(database_url, redis_url, topic, run)
+        given.await_listening(published=1)
+        yield given
+
+
+def count_claims(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have the number of shards of every claim noted from now on."""
+    claims: list[int] = []
+    claim: Callable[..., leases.Claim] = leases.claim
+
+    def counted(*arguments: Any, **named: Any) -> leases.Claim:
+        found = claim(*arguments, **named)
+        claims.append(len(found.floors))
+        return found
+
+    monkeypatch.setattr(leases, "claim", counted)
+    return claims
+
+
+def test_a_run_that_stays_publishes_what_is_rung_for(stayer: Stayer) -> None:
+    """Events that are rung for while a run stays go out in that run, and no message is sent for them."""
+    for published in range(2, 6):
+        stayer.put()
+        wake()
+        stayer.await_listening(published=published)
+    assert stayer.result() == Result(status=Status.DONE, published=5)
+    assert stayer.messages == 0
+
+
+def test_a_ring_is_one_look(stayer: Stayer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that hears the bell looks at the table once for it, and once more when it leaves."""
+    claims = count_claims(monkeypatch)
+    for published in range(2, 6):
+        stayer.put()
+        wake()
+        stayer.await_listening(published=published)
+    assert stayer.result().published == 5
+    assert claims == [1, 1, 1, 1, 0]
+
+
+def test_what_nobody_rings_for_goes_out_when_the_run_leaves(stayer: Stayer) -> None:
+    """An event that came in the midst of a stay and was not rung for goes out in the same run."""
+    stayer.put()
+    wake()
+    stayer.await_listening(published=2)
+    stayer.put()
+    assert stayer.result() == Result(status=Status.DONE, published=3)
+
+
+def test_a_ring_that_another_run_answered_is_not_lost(stayer: Stayer, app: Celery) -> None:
+    """An event whose ring another run took away, which could not claim its shard, goes out all the same."""
+    stayer.put()
+    wake()
+    stayer.await_listening(published=2)
+    with closing(parts.bell(app, worker.settings_of(app))) as other:
+        stayer.put()
+        other.answer()
+    assert stayer.result().published == 3
