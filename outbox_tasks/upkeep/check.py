@@ -137,7 +137,7 @@ def _check_kafka(settings: Settings, publisher: Publisher) -> Iterator[Finding]:
     topics = sorted({*settings.routes.values(), *filter(None, [settings.dead_letter_topic])})
     try:
         publisher.open()
-        facts = publisher.facts(topics)
+        facts = publisher.topics.facts(topics)
     except (BrokerUnavailableError, MisconfiguredError) as error:
         yield Finding("brokers", right=False, detail=describe(error))
         return
