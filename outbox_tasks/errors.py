@@ -9,6 +9,10 @@ class SettingsError(OutboxError):
     """A setting is unknown, of the wrong type, or contradicts another one."""
 
 
+class PoolError(OutboxError):
+    """The worker's pool has green threads, in which the outbox's tasks do not run."""
+
+
 class InvalidEventError(OutboxError, ValueError):
     """An event cannot be written as it is; `field` names the part that is wrong."""
 

@@ -19,8 +19,8 @@ class ListenerStep(StartStopStep):
         self._listener: Listener | None = None
 
     def include_if(self, parent: Any) -> bool:
-        """Say whether to listen at all."""
-        return worker.settings_of(parent.app).listen
+        """Say whether to listen at all: not among green threads, which a listener in eventlet's would all hold up."""
+        return worker.settings_of(parent.app).listen and not worker.is_green(parent)
 
     def start(self, parent: Any) -> None:
         """Begin to listen."""

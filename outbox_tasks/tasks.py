@@ -26,6 +26,7 @@ from outbox_tasks.runtime import DATABASE_AWAY, Report, Reportable
 from outbox_tasks.settings import Settings
 from outbox_tasks.upkeep.check import check as check_deployment
 from outbox_tasks.upkeep.partitions import maintain_partitions as maintain
+from outbox_tasks.waking.check import check_wake
 
 log = logging.getLogger(__name__)
 
@@ -91,10 +92,10 @@ def maintain_partitions(self: Task) -> Report:
 
 @shared_task(bind=True, **RUNS_ONCE, name="outbox.check", ignore_result=False)
 def check(self: Task) -> Report:
-    """Look at the database, the brokers and the topics; logs a warning for each thing that is wrong."""
+    """Look at the database, the brokers, the topics and the wake-up; logs a warning for each thing that is wrong."""
     settings = worker.settings_of(self.app)
     with closing(new_publisher(settings)) as publisher:
-        findings = check_deployment(settings, publisher)
+        findings = [*check_deployment(settings, publisher), check_wake(self.app, settings)]
     for finding in findings:
         if not finding.right:
             log.warning("%s: %s", finding.subject, finding.detail)

@@ -10,8 +10,9 @@ from billiard.exceptions import WorkerLostError
 from celery import Celery, Task, signals
 from celery.worker.request import Request
 
+from outbox_tasks import schedule
 from outbox_tasks import settings as outbox_settings
-from outbox_tasks.errors import SettingsError
+from outbox_tasks.errors import PoolError, SettingsError
 from outbox_tasks.publishing.factory import new_publisher
 from outbox_tasks.runtime import Runtimes, StopFlag, free_leases_of
 from outbox_tasks.settings import Settings
@@ -28,6 +29,7 @@ stopping = StopFlag()
 _settings: weakref.WeakKeyDictionary[Celery, Settings] = weakref.WeakKeyDictionary()
 _runtimes: weakref.WeakKeyDictionary[Celery, Runtimes] = weakref.WeakKeyDictionary()
 _at_once: weakref.WeakKeyDictionary[Celery, int] = weakref.WeakKeyDictionary()
+_green: weakref.WeakKeyDictionary[Celery, str] = weakref.WeakKeyDictionary()
 
 
 def settings_of(app: Celery) -> Settings:
@@ -47,8 +49,30 @@ def longest_stay_of(app: Celery) -> float:
     return tick if _at_once.get(app, 1) > 1 else tick / 2
 
 
+def queue_of(app: Celery) -> str:
+    """Return the queue of the tasks: `outbox_queue`, else what the app's routes say of a dispatch, else its default."""
+    ours = settings_of(app).queue
+    if ours is not None:
+        return ours
+    # Not `route`: that would make a queue that is missing.
+    route = app.amqp.router.lookup_route(schedule.DISPATCH, (), {}, {}) or {}
+    queue = route if isinstance(route, str) else route.get("queue") or app.conf.task_default_queue
+    return str(getattr(queue, "name", queue))
+
+
+def is_green(instance: Any) -> bool:
+    """Say whether a worker's pool has green threads, as gevent's and eventlet's have."""
+    return bool(getattr(instance.pool_cls, "is_green", False))
+
+
 def runtimes_of(app: Celery) -> Runtimes:
-    """Return this process's runtimes for an app. Nothing is opened yet."""
+    """Return this process's runtimes for an app. Nothing is opened yet.
+
+    Raises:
+        PoolError: this worker's pool has green threads.
+    """
+    if app in _green:
+        raise PoolError(_green[app])
     if app not in _runtimes:
         settings = settings_of(app)
         _runtimes[app] = Runtimes(settings, stopping=stopping, new_bell=partial(parts.bell, app, settings))
@@ -75,8 +99,25 @@ def _on_start(sender: Any, **_signal: Any) -> None:
 
 
 def _on_setup(instance: Any, **_signal: Any) -> None:
-    """Note how many tasks run at once; in the main process, before children are forked."""
+    """Note how many tasks run at once, and look at the pool; in the main process, before children are forked."""
     _at_once[instance.app] = instance.concurrency or 1
+    _check_pool(instance)
+
+
+def _check_pool(instance: Any) -> None:
+    """End a worker with green threads that takes our tasks; one that merely knows them has other work to do."""
+    if not is_green(instance):
+        return
+    app, pool = instance.app, instance.pool_cls.__module__.rpartition(".")[2]
+    _green[app] = (
+        f"this worker's pool is {pool}, in which the outbox's tasks do not run: they need prefork, threads or solo"
+    )
+    queue = queue_of(app)
+    if queue in app.amqp.queues.consume_from:
+        raise SystemExit(
+            f"outbox_tasks: {_green[app]}. It would take them from queue {queue!r}: start it with another pool, or "
+            "give them a queue of their own (outbox_queue) and this worker its queues (-Q)"
+        )
 
 
 def _check_settings(sender: Any, **_signal: Any) -> None:

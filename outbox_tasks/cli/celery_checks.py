@@ -6,6 +6,7 @@ import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
 
+from outbox_tasks import worker
 from outbox_tasks.settings import Settings
 from outbox_tasks.upkeep.check import Finding
 
@@ -16,7 +17,7 @@ REPLY_SECONDS = 1.0
 def check_celery(app: Celery, settings: Settings) -> list[Finding]:
     """Look at Celery's broker and at who consumes the queue of the tasks."""
     try:
-        return [*_broker(app, settings), _consumers(app, settings)]
+        return [*_broker(app, settings), _consumers(app)]
     except (OperationalError, redis.RedisError, OSError) as error:
         return [Finding("celery broker", right=False, detail=f"{app.connection().as_uri()}: {error}")]
 
@@ -48,10 +49,10 @@ def _visibility(seconds: float, settings: Settings) -> Finding:
     return Finding("redis visibility", right=right, detail=detail)
 
 
-def _consumers(app: Celery, settings: Settings) -> Finding:
-    queue = settings.queue or app.conf.task_default_queue
+def _consumers(app: Celery) -> Finding:
+    queue = worker.queue_of(app)
     active = app.control.inspect(timeout=REPLY_SECONDS).active_queues() or {}
-    consumers = [worker for worker, queues in active.items() if any(found["name"] == queue for found in queues)]
+    consumers = [name for name, queues in active.items() if any(found["name"] == queue for found in queues)]
     if consumers:
         return Finding("workers", right=True, detail=f"queue {queue!r} is consumed by {', '.join(sorted(consumers))}")
     others = f", though {len(active)} others answer" if active else ""

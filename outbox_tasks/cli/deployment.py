@@ -13,6 +13,7 @@ from outbox_tasks.schema import migrate as schema
 from outbox_tasks.upkeep.check import Finding, check_beat
 from outbox_tasks.upkeep.check import check as check_deployment
 from outbox_tasks.upkeep.partitions import maintain_partitions
+from outbox_tasks.waking.check import check_wake
 
 
 @click.command()
@@ -43,7 +44,13 @@ def check(context: click.Context, *, as_json: bool) -> None:
     """Look for what a deployment gets wrong; exits with 1 where something is."""
     settings = settings_in(context)
     publisher = new_publisher(settings)
-    findings = check_deployment(settings, publisher) + check_celery(context.obj.app, settings) + [check_beat(settings)]
+    app = context.obj.app
+    findings = [
+        *check_deployment(settings, publisher),
+        *check_celery(app, settings),
+        check_wake(app, settings),
+        check_beat(settings),
+    ]
     publisher.close()
     if as_json:
         print_json([finding._asdict() for finding in findings])

@@ -13,7 +13,7 @@ from outbox_tasks.upkeep.notifications import switch
 @click.pass_context
 @plainly
 def notify(context: click.Context, *, state: str, sql: bool) -> None:
-    """Have PostgreSQL notify workers (`outbox_listen`) of plain INSERTs. It makes commits wait for each other."""
+    """Have PostgreSQL notify workers (`outbox_listen`) of plain INSERTs. Commits then queue up, two-phase ones fail."""
     on = state == "on"
     if sql:
         click.echo(f"{notifications.SWITCH_ON if on else notifications.SWITCH_OFF};")

@@ -1,6 +1,6 @@
 """The publisher on confluent-kafka: idempotent, gapless, acknowledged by all, thrown away after any failure."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -31,7 +31,7 @@ class ConfluentPublisher:
         self._producer: Producer | None = None
         self._batch_bytes: int = self._config["batch.size"]
         self._batch = Batch()
-        self._book = TopicBook(self._ask, settings=settings, clock=clock)
+        self.topics = TopicBook(self._ask, settings=settings, clock=clock)
 
     @property
     def limits(self) -> Limits:
@@ -48,15 +48,6 @@ class ConfluentPublisher:
         if self._producer is None:
             self._producer, self._batch.started = self._connect(), Started()
 
-    def facts(self, topics: Collection[str]) -> Mapping[str, Facts]:
-        return self._book.facts(topics)
-
-    def condemn(self, topic: str, problem: BaseException) -> None:
-        self._book.condemn(topic, problem)
-
-    def pardon(self, topics: Iterable[str]) -> None:
-        self._book.pardon(topics)
-
     def send(self, records: Sequence[Record], *, deadline: Deadline, stopping: Stopping) -> Sent:
         partitions = self._partitions({record.topic for record in records})
         self.open()
@@ -72,12 +63,12 @@ class ConfluentPublisher:
 
     def _partitions(self, topics: Collection[str]) -> dict[str, int]:
         """Return how many partitions topics have; of one nothing is known of, one."""
-        known = self._book.facts(topics)
+        known = self.topics.facts(topics)
         return {topic: facts.partitions if isinstance(facts := known[topic], TopicFacts) else 1 for topic in topics}
 
     def discard(self) -> None:
         self._drop()
-        self._book.forget()
+        self.topics.forget()
         self._batch_bytes = self._config["batch.size"]
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The publisher on kafka-python: idempotent, acknowledged by all, thrown away after any failure."""
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -42,7 +42,7 @@ class KafkaPythonPublisher:
         self._settings = settings
         self._config = producer_config(settings)
         self._producer: KafkaProducer | None = None
-        self._book = TopicBook(self._ask, settings=settings, clock=clock)
+        self.topics = TopicBook(self._ask, settings=settings, clock=clock)
 
     @property
     def limits(self) -> Limits:
@@ -55,15 +55,6 @@ class KafkaPythonPublisher:
                 KafkaProducer, client_config(self._settings, of=KafkaProducer) | self._config
             )
 
-    def facts(self, topics: Collection[str]) -> Mapping[str, Facts]:
-        return self._book.facts(topics)
-
-    def condemn(self, topic: str, problem: BaseException) -> None:
-        self._book.condemn(topic, problem)
-
-    def pardon(self, topics: Iterable[str]) -> None:
-        self._book.pardon(topics)
-
     def send(self, records: Sequence[Record], *, deadline: Deadline, stopping: Stopping) -> Sent:
         self.open()
         if deadline.passed:
@@ -74,7 +65,7 @@ class KafkaPythonPublisher:
 
     def discard(self) -> None:
         producer, self._producer = self._producer, None
-        self._book.forget()
+        self.topics.forget()
         if producer is not None:
             _force_close(producer)
 

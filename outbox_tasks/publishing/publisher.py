@@ -59,6 +59,23 @@ Sent = list[BaseException | None]
 """One entry a record, in the order given: None for acknowledged by all in-sync replicas, else why it is not."""
 
 
+class Topics(Protocol):
+    """What a publisher knows of topics; it forgets what the brokers told when the publisher is discarded."""
+
+    def facts(self, topics: Collection[str]) -> Mapping[str, TopicFacts | BaseException]:
+        """Tell what is known of each topic, or what is wrong with it.
+
+        Raises:
+            BrokerUnavailableError: no broker answered.
+        """
+
+    def condemn(self, topic: str, problem: BaseException) -> None:
+        """Have `facts` tell this problem of a topic for a while, so that not every batch finds it out anew."""
+
+    def pardon(self, topics: Iterable[str]) -> None:
+        """Forget what is known of topics: they are asked about again."""
+
+
 class Publisher(Protocol):
     """Sends records in order, gapless per key: once one fails, no later one of its partition is sent.
 
@@ -69,6 +86,10 @@ class Publisher(Protocol):
     def limits(self) -> Limits:
         """What this publisher sends at all."""
 
+    @property
+    def topics(self) -> Topics:
+        """What is known of topics."""
+
     def open(self) -> None:
         """Be ready to send.
 
@@ -77,21 +98,8 @@ class Publisher(Protocol):
             MisconfiguredError: it answered, but will not have us.
         """
 
-    def facts(self, topics: Collection[str]) -> Mapping[str, TopicFacts | BaseException]:
-        """Tell what is known of each topic, or what is wrong with it.
-
-        Raises:
-            BrokerUnavailableError: no broker answered.
-        """
-
     def send(self, records: Sequence[Record], *, deadline: Deadline, stopping: Stopping) -> Sent:
         """Send records and wait for their acknowledgement, until the deadline or until asked to stop."""
-
-    def condemn(self, topic: str, problem: BaseException) -> None:
-        """Have `facts` tell this problem of a topic for a while, so that not every batch finds it out anew."""
-
-    def pardon(self, topics: Iterable[str]) -> None:
-        """Forget what is known of topics: they are asked about again."""
 
     def discard(self) -> None:
         """Throw the connection to Kafka away, without waiting for anything in flight; `open` makes a new one."""

@@ -85,7 +85,7 @@ def publish(events: Sequence[Event], ports: Ports, *, deadline: Deadline) -> Fat
 def _plan(events: Sequence[Event], ports: Ports) -> list[Item]:
     """Make the records, and find out before anything is sent which of them will not do."""
     topics = [None if event.blocked else _topic(event, ports) for event in events]
-    facts = ports.publisher.facts({topic for topic in topics if isinstance(topic, str)})
+    facts = ports.publisher.topics.facts({topic for topic in topics if isinstance(topic, str)})
     return [_item(event, topic, facts, ports) for event, topic in zip(events, topics, strict=True)]
 
 
@@ -167,7 +167,7 @@ class SendAgain:
         verdict = verdict_of(problem)
         if verdict is Verdict.MISCONFIGURED:
             self._topics[topic] = problem
-            self._ports.publisher.condemn(topic, problem)
+            self._ports.publisher.topics.condemn(topic, problem)
         elif verdict is not Verdict.REFUSED:
             self._down = problem
 

@@ -56,7 +56,7 @@ def _claim(ports: Ports) -> KeyLease:
     keys = blocked_keys.claim_keys(
         ports.connection, token=token, owner=ports.owner, limit=KEYS_PER_CLAIM, seconds=seconds
     )
-    ports.publisher.pardon(filter(None, keys.values()))
+    ports.publisher.topics.pardon(filter(None, keys.values()))
     return KeyLease(token, frozenset(keys), end)
 
 

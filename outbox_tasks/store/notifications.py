@@ -12,6 +12,9 @@ _CONNECT_SECONDS = 5
 
 IS_ON = "SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'outbox'::regclass AND tgname = 'outbox_notify')"
 
+# Of the whole server, from 0 to 1. At 1 every commit that notifies fails, in whatever database and on any channel.
+QUEUE_USAGE = "SELECT pg_notification_queue_usage()"
+
 # Fires once a statement: what all writers name is the parent. Making it (SHARE ROW EXCLUSIVE) and dropping it (ACCESS
 # EXCLUSIVE) wait for writers that are under way, and writers for them.
 SWITCH_ON = "CREATE TRIGGER outbox_notify AFTER INSERT ON outbox FOR EACH STATEMENT EXECUTE FUNCTION outbox_notify()"
@@ -24,6 +27,12 @@ def is_on(connection: Connection) -> bool:
     """Return whether inserts notify."""
     row = connection.execute(IS_ON).fetchone()
     return row is not None and bool(row[0])
+
+
+def queue_usage(connection: Connection) -> float:
+    """Return how full the server's queue of notifications is, from 0 to 1."""
+    row = connection.execute(QUEUE_USAGE).fetchone()
+    return 0.0 if row is None else float(row[0])
 
 
 def switch(connection: Connection, *, on: bool, lock_seconds: float) -> None:

@@ -1,6 +1,7 @@
 """A loopback TCP proxy whose network can be cut, turned into a black hole, slowed down and healed."""
 
 import asyncio
+import ssl
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
@@ -49,11 +50,14 @@ class TcpProxy:
 
     The port is fixed when the object is made, so that a broker can be told to advertise it
     before either runs. All methods return when the change has taken effect; any thread may
-    call them.
+    call them. With `tls` clients speak TLS to it, and it speaks plainly to the target.
     """
 
-    def __init__(self, target_host: str, target_port: int, *, port: int | None = None) -> None:
+    def __init__(
+        self, target_host: str, target_port: int, *, port: int | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.port = free_port() if port is None else port
+        self._tls = tls
         self._target = (target_host, target_port)
         self._network = _Network.PASSING
         self._delay_seconds = 0.0
@@ -111,7 +115,7 @@ class TcpProxy:
         self._ended.set()
 
     async def _listen(self) -> None:
-        self._listener = await asyncio.start_server(self._accept, LOOPBACK, self.port)
+        self._listener = await asyncio.start_server(self._accept, LOOPBACK, self.port, ssl=self._tls)
 
     async def _cut(self) -> None:
         self._network = _Network.CUT

@@ -10,7 +10,7 @@ from outbox_tasks.errors import BrokerUnavailableError, MisconfiguredError, Sche
 from outbox_tasks.publishing.publisher import Publisher, TopicFacts
 from outbox_tasks.publishing.verdicts import describe
 from outbox_tasks.settings import Settings
-from outbox_tasks.store import partitions, runs, status
+from outbox_tasks.store import notifications, partitions, runs, status
 from outbox_tasks.store.connection import Connection, connect
 
 OLDEST_POSTGRESQL = 14
@@ -19,6 +19,10 @@ CLOCK_SECONDS = 5.0
 
 BEAT_SECONDS = 30.0
 """A beat that has not made a dispatch run in this time, idle ones included, is taken for dead."""
+
+
+FULL_QUEUE = 0.5
+"""Where PostgreSQL begins to warn in its own log: half of what it keeps of notifications, 4 GB as it comes."""
 
 
 class Finding(NamedTuple):
@@ -42,6 +46,11 @@ def _check_database(settings: Settings) -> Iterator[Finding]:
             yield _sequence(connection)
             yield _clock(connection)
             yield _today(connection)
+            yield notifying(
+                on=notifications.is_on(connection),
+                listen=settings.listen,
+                queue_usage=notifications.queue_usage(connection),
+            )
     except SchemaVersionError as error:
         yield Finding("schema", right=False, detail=describe(error))
     except psycopg.Error as error:
@@ -86,6 +95,23 @@ def _today(connection: Connection) -> Finding:
     return Finding("partitions", right=False, detail=f"{what}: send the task outbox.maintain_partitions")
 
 
+def notifying(*, on: bool, listen: bool, queue_usage: float) -> Finding:
+    """See that inserts notify (`on`) exactly where workers `listen`, and that PostgreSQL's queue, 0 to 1, has room."""
+    wrong = {
+        "workers listen (outbox_listen), but inserts do not notify: `outbox notify on`, or leave outbox_listen off": (
+            listen and not on
+        ),
+        "inserts notify, so commits wait for each other, and no worker listens (outbox_listen is off): "
+        "set outbox_listen, or `outbox notify off`": on and not listen,
+        f"PostgreSQL's queue of notifications is {queue_usage:.0%} full; once it is full, commits of events fail: "
+        "end the session that listens and takes nothing, which PostgreSQL's log names (NOTIFY queue)": (
+            on and queue_usage > FULL_QUEUE
+        ),
+    }
+    found = [text for text, is_so in wrong.items() if is_so]
+    return Finding("notifications", right=not found, detail="; ".join(found) or ("on" if on else "off"))
+
+
 def check_beat(settings: Settings) -> Finding:
     """See that dispatch runs come regularly: that beat sends ticks and a worker runs them."""
     try:
@@ -111,7 +137,7 @@ def _check_kafka(settings: Settings, publisher: Publisher) -> Iterator[Finding]:
     topics = sorted({*settings.routes.values(), *filter(None, [settings.dead_letter_topic])})
     try:
         publisher.open()
-        facts = publisher.facts(topics)
+        facts = publisher.topics.facts(topics)
     except (BrokerUnavailableError, MisconfiguredError) as error:
         yield Finding("brokers", right=False, detail=describe(error))
         return

@@ -1,7 +1,7 @@
 """Finds the Redis the bell hangs in, and the names of its keys there."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -39,6 +39,17 @@ class Place:
             options["socket_connect_timeout"] = seconds
         retry = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
         return Wire(redis.ConnectionPool(retry=retry, **options).make_connection())
+
+    @property
+    def address(self) -> str:
+        """Where the Redis is, without credentials."""
+        options = self.options
+        host = f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+        return f"{options.get('path', host)}/{options.get('db', 0)}"
+
+    def beside(self, name: str) -> "Place":
+        """Return a place in the same Redis whose keys lie beside these; nobody else rings or answers there."""
+        return replace(self, prefix=f"{self.prefix}{name}:")
 
     @cached_property
     def pending(self) -> str:

@@ -93,12 +93,14 @@ def test_migrate_sql_says_what_migrate_does(deployment: Deployment, fresh: Deplo
 
 def test_check_finds_nothing_wrong(deployment: Deployment, topic: str) -> None:
     """`outbox check` exits with 0 where all is right and a beat and a worker are at work, and names each."""
-    right = deployment.but(routes=f'{{"order": "{topic}"}}')
+    right = deployment.but(routes=f'{{"order": "{topic}"}}', wake_timeout_seconds=5)
     with fleet(right) as celery:
         celery.worker(children=1), celery.beat()
         celery.until(lambda: right.run("outbox", "check").returncode == 0, "everything is found right")
         done = right.run("outbox", "check")
-    for subject in ("database", "schema", f"topic {topic}", "redis visibility", "workers", "beat and worker"):
+    for subject in ("database", "schema", "notifications", f"topic {topic}", "redis visibility", "workers"):
+        assert subject in done.stdout
+    for subject in ("wake-up", "beat and worker"):
         assert subject in done.stdout
     assert "wrong" not in done.stdout
 
@@ -128,6 +130,19 @@ def test_check_says_that_no_broker_answers(deployment: Deployment) -> None:
     done = replace(deployment, bootstrap_servers=address).run("outbox", "check")
     assert done.returncode == 1
     assert f"no broker answers at {address}" in done.stdout
+
+
+def test_check_and_the_worker_say_why_events_wait_for_ticks(deployment: Deployment) -> None:
+    """Where commits cannot wake the relay `outbox check` exits with 1 and says why, and so does a starting worker."""
+    address = f"{LOOPBACK}:{free_port()}"
+    deaf = deployment.but(wake_url=f"redis://:hunter2@{address}/0")
+    done = deaf.run("outbox", "check")
+    assert done.returncode == 1
+    assert f"the Redis at {address}/0 does not answer" in done.stdout
+    with fleet(deaf) as celery:
+        worker = celery.worker(children=1)
+        worker.await_word(f"wake-up: the Redis at {address}/0 does not answer")
+    assert "hunter2" not in done.stdout + worker.output
 
 
 def test_migrate_says_that_no_database_answers(deployment: Deployment) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 from uuid import UUID, uuid4
 
 import pytest
@@ -112,17 +113,22 @@ class CountingPublisher:
         self.asked: list[set[str]] = []
         # All but the two below goes straight to the real one.
         self.open, self.discard, self.close = real.open, real.discard, real.close
-        self.condemn, self.pardon = real.condemn, real.pardon
+        self.condemn, self.pardon = real.topics.condemn, real.topics.pardon
 
     @property
     def limits(self) -> Limits:
         """Return the real one's."""
         return self._real.limits
 
+    @property
+    def topics(self) -> Self:
+        """Note what is asked of topics here."""
+        return self
+
     def facts(self, topics: Collection[str]) -> Mapping[str, TopicFacts | BaseException]:
         """Note the topics."""
         self.asked.append(set(topics))
-        return self._real.facts(topics)
+        return self._real.topics.facts(topics)
 
     def send(self, records: Sequence[Record], *, deadline: Deadline, stopping: Stopping) -> Sent:
         """Note the records."""

@@ -179,7 +179,7 @@ def test_a_full_client_is_waited_for_until_the_deadline_only(own_broker: TansuBr
     """Where there never is room, a batch comes back at its deadline, and its rest was not given to the client."""
     topic = new_topic(own_broker)
     with closing(publisher_for(own_broker, queue_buffering_max_messages=7)) as publisher:
-        publisher.facts([topic])
+        publisher.topics.facts([topic])
         publisher.open()
         own_broker.freeze()
         begun = time.monotonic()
@@ -195,7 +195,7 @@ def test_a_producer_that_is_thrown_away_leaves_nothing(kafka: ApacheKafka) -> No
     publisher = publisher_for(kafka)
     held = (me.num_threads(), me.num_fds())
     for number in range(5):
-        publisher.facts([topic])
+        publisher.topics.facts([topic])
         assert send(publisher, numbered(topic, 3)) == [None] * 3
         assert send(publisher, [Record(topic, b"k", b"x" * 20_000, [])]) != [None]
         until(lambda: (me.num_threads(), me.num_fds()) <= held, f"as little as before, refusal {number}")

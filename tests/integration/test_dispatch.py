@@ -297,7 +297,7 @@ def test_a_record_only_the_broker_refuses_holds_only_its_key(database_url: str, 
     drafts, key = fifty_keys_with_a_bad_event({"headers": {"padding": "x" * 20_000}}, topic=topic)
     put(database_url, *drafts)
     with relay(relay_settings(database_url, kafka, shards_per_run=64)) as ports:
-        assert ports.publisher.facts([topic])[topic]
+        assert ports.publisher.topics.facts([topic])[topic]
         kafka.alter_topic(topic, {"max.message.bytes": "10000"})
         result = dispatch(ports)
     assert (result.published, result.refused, result.held) == (495, 1, 4)

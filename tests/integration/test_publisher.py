@@ -165,7 +165,7 @@ def test_facts_of_topics(client: Client, broker: Broker, topic: str) -> None:
     """A topic's facts tell its partitions, and limits where they are known; a missing one is told by an error."""
     missing = f"missing-{uuid4().hex}"
     with closing(client.publisher(broker)) as publisher:
-        facts = publisher.facts([topic, missing])
+        facts = publisher.topics.facts([topic, missing])
     known, lost = facts[topic], facts[missing]
     assert isinstance(known, TopicFacts)
     assert known.partitions == 8
@@ -177,7 +177,7 @@ def test_limits_of_a_topic_are_known_beside_a_missing_one(client: Client, kafka:
     """The limits of a topic are told even where another that is asked for does not exist."""
     topic = new_topic(kafka, max_message_bytes="12345", cleanup_policy="compact")
     with closing(client.publisher(kafka)) as publisher:
-        known = publisher.facts([f"missing-{uuid4().hex}", topic])[topic]
+        known = publisher.topics.facts([f"missing-{uuid4().hex}", topic])[topic]
     assert known == TopicFacts(
         partitions=8, max_message_bytes=12_345, compacted=True, replicas=1, min_insync=1, unclean_election=False
     )
@@ -190,7 +190,7 @@ def test_facts_are_believed_for_a_while(client: Client, kafka: ApacheKafka) -> N
     publisher = client.publisher(kafka, topic_facts_seconds=60, clock=lambda: clock[0])
 
     def limit() -> int | None:
-        facts = publisher.facts([topic])[topic]
+        facts = publisher.topics.facts([topic])[topic]
         assert isinstance(facts, TopicFacts)
         return facts.max_message_bytes
 
@@ -210,9 +210,9 @@ def test_a_missing_topic_is_not_remembered(client: Client, broker: Broker) -> No
     """A topic that was missing is there as soon as it was made."""
     topic = f"later-{uuid4().hex}"
     with closing(client.publisher(broker)) as publisher:
-        assert isinstance(publisher.facts([topic])[topic], TopicMissingError)
+        assert isinstance(publisher.topics.facts([topic])[topic], TopicMissingError)
         broker.create_topic(topic)
-        assert isinstance(publisher.facts([topic])[topic], TopicFacts)
+        assert isinstance(publisher.topics.facts([topic])[topic], TopicFacts)
 
 
 def test_a_condemned_topic_is_believed_for_its_time_only(client: Client) -> None:
@@ -220,10 +220,10 @@ def test_a_condemned_topic_is_believed_for_its_time_only(client: Client) -> None
     clock = [0.0]
     publisher = client.publisher(NO_BROKER, misconfigured_seconds=30, clock=lambda: clock[0])
     problem = TopicMissingError("orders")
-    publisher.condemn("orders", problem)
-    assert publisher.facts([])["orders"] is problem
+    publisher.topics.condemn("orders", problem)
+    assert publisher.topics.facts([])["orders"] is problem
     clock[0] = 30
-    assert "orders" not in publisher.facts([])
+    assert "orders" not in publisher.topics.facts([])
 
 
 def test_a_refused_record_is_told_and_the_next_producer_works(client: Client, kafka: ApacheKafka) -> None:
@@ -265,7 +265,7 @@ def test_batches_larger_than_a_topic_takes_are_split(client: Client, kafka: Apac
     topic = new_topic(kafka, max_message_bytes="10000")
     batch = records(topic, keys=3, each=60, value=b"x" * 1000)
     with closing(client.publisher(kafka)) as publisher:
-        publisher.facts([topic])  # as before every batch
+        publisher.topics.facts([topic])  # as before every batch
         assert send(publisher, batch) == [None] * len(batch)
 
 
@@ -510,7 +510,7 @@ def test_a_producer_spent_by_a_refused_record_does_not_hinder_the_next_run(
     topic = new_topic(kafka)
     put(database_url, {"aggregate_id": "bad", "headers": {"padding": "x" * 20_000}}, *numbered(KEYS, each=2))
     with relay(client.settings(kafka, database_url=database_url, routes={"order": topic})) as ports:
-        ports.publisher.facts([topic])
+        ports.publisher.topics.facts([topic])
         kafka.alter_topic(topic, {"max.message.bytes": "10000"})
         assert dispatch(ports).refused == 1
         put(database_url, *numbered(["new"], each=2))
@@ -526,7 +526,7 @@ def test_two_topics_one_of_which_vanishes_do_not_hinder_each_other(
     put(database_url, *numbered(KEYS, each=1, topic=staying), *numbered(KEYS, each=1, topic=going))
     settings = client.settings(kafka, database_url=database_url, delivery_seconds=3, probe_seconds=1)
     with relay(settings) as ports:
-        ports.publisher.facts([staying, going])
+        ports.publisher.topics.facts([staying, going])
         with kafka._admin() as admin:
             admin.delete_topics([going])
         results = [dispatch(ports) for _ in range(2)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Literal
+from typing import Literal, Self
 from uuid import UUID
 
 import psycopg
@@ -73,6 +73,11 @@ class ModelPublisher:
     def limits(self) -> Limits:
         """Return generous ones."""
         return Limits(max_request_bytes=1_000_000, compressed=False)
+
+    @property
+    def topics(self) -> Self:
+        """Be what knows of topics too."""
+        return self
 
     def meanwhile(self, moment: Moment, happens: Callable[[], object]) -> None:
         """Have something happen at this moment of the next batch."""

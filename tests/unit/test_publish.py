@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -86,6 +86,11 @@ class MemoryPublisher:
     disturbed: bool = False
     calls: int = 0
     limits: Limits = LIMITS
+
+    @property
+    def topics(self) -> Self:
+        """Be what knows of topics too."""
+        return self
 
     def open(self) -> None:
         """Be ready."""
