@@ -11,7 +11,7 @@ from outbox_tasks.upkeep.check import Finding
 from outbox_tasks.waking.bell import ENTER, LEAVE, RING
 from outbox_tasks.waking.place import Place, find
 
-COMMANDS = "EVALSHA, SCRIPT LOAD, SET, GET, DEL, EXISTS, LLEN, RPUSH, PEXPIRE and BLPOP"
+COMMANDS = "EVALSHA, EVAL, SET, GET, DEL, EXISTS, LLEN, RPUSH, PEXPIRE and BLPOP"
 """What writers and runs need of Redis."""
 
 MILLISECONDS = 1000
@@ -60,19 +60,16 @@ def _try(place: Place, *, seconds: float) -> redis.ResponseError | None:
         redis.RedisError: Redis is away, or refuses anything else.
     """
     keys, token = (place.pending, place.listening, place.bell), "trial"
-    with closing(place.client(seconds=seconds)) as client:
-        for script in (RING, ENTER, LEAVE):  # an earlier use may have left it there for one who may not load it
-            client.script_load(script)
-        ring, enter, leave = map(client.register_script, (RING, ENTER, LEAVE))
-        ring(keys=keys, args=(MILLISECONDS,))
-        enter(keys=keys, args=(token, MILLISECONDS))
-        ring(keys=keys, args=(MILLISECONDS,))
+    with closing(place.wire(seconds=seconds)) as wire:
+        for script, *arguments in (RING, MILLISECONDS), (ENTER, token, MILLISECONDS):
+            wire.command("EVAL", script.text, len(keys), *keys, *arguments)  # known by its digest from then on
+        wire.run(RING, keys, MILLISECONDS)
         try:
-            client.blpop([place.bell], timeout=0.01)
+            wire.command("BLPOP", place.bell, 0.01)
         except redis.ResponseError as error:
             return error
         finally:
-            leave(keys=keys, args=(token,))
+            wire.run(LEAVE, keys, token)
     return None
 
 
