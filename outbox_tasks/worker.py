@@ -2,6 +2,8 @@
 
 import logging
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -93,9 +95,12 @@ def connect_signals() -> None:
 
 
 def _on_start(sender: Any, **_signal: Any) -> None:
+    """See that there is a Kafka client that knows its settings, and a Redis to be named; nothing is opened."""
     stopping.clear()
-    _check_settings(sender)
-    _check_publisher(sender)
+    with _ending_where_settings_are_wrong():
+        settings = settings_of(sender.app)
+        new_publisher(settings).close()
+        parts.bell(sender.app, settings).close()
 
 
 def _on_setup(instance: Any, **_signal: Any) -> None:
@@ -121,17 +126,15 @@ def _check_pool(instance: Any) -> None:
 
 
 def _check_settings(sender: Any, **_signal: Any) -> None:
-    """End a worker or beat whose settings are wrong. Signals swallow errors, but not this one."""
-    try:
+    with _ending_where_settings_are_wrong():
         settings_of(sender.app)
-    except SettingsError as error:
-        raise SystemExit(f"outbox_tasks: {error}") from None
 
 
-def _check_publisher(sender: Any) -> None:
-    """End a worker whose Kafka client is not installed, or does not know its settings. Nothing is opened."""
+@contextmanager
+def _ending_where_settings_are_wrong() -> Iterator[None]:
+    """End the worker or beat. Signals swallow errors, but not this one."""
     try:
-        new_publisher(settings_of(sender.app)).close()
+        yield
     except SettingsError as error:
         raise SystemExit(f"outbox_tasks: {error}") from None
 

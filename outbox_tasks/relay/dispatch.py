@@ -74,7 +74,7 @@ def _run(ports: Ports, run_end: Deadline, wake_another: Callable[[], None], pati
             result, down = _work(lease, result, ports, run_end)
             if down is not None and not ports.stopping():
                 return stopped_by(result, down)
-        if found and (more or not rung):
+        if found and (more or not rung or ports.stopping()):
             continue
         rung = bool(result.published) and patience.more_came()
         if not found and not rung:

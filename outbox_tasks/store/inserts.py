@@ -12,12 +12,14 @@ MAX_EVENTS, MAX_BYTES = 5_000, 16_000_000
 """What one statement carries at most; a single event may be larger."""
 
 # Inserts an event, and returns it if it was not there already. Locks only its new row; waits for the end of a
-# transaction that has inserted the same event_id.
+# transaction that has inserted the same event_id. Sent as text, so that a driver's own ways with jsonb and uuid, which
+# the application may have changed, do not meet it.
 _INSERT_ONE = """
 INSERT INTO outbox (event_id, aggregate_type, aggregate_id, event_type,
                     topic, partition_key, payload, payload_bytes, headers)
-VALUES (coalesce(CAST(:event_id AS uuid), outbox_uuidv7()), :aggregate_type, :aggregate_id, :event_type,
-        :topic, :partition_key, CAST(:payload AS jsonb), CAST(:payload_bytes AS bytea), CAST(:headers AS jsonb))
+VALUES (coalesce(CAST(CAST(:event_id AS text) AS uuid), outbox_uuidv7()), :aggregate_type, :aggregate_id, :event_type,
+        :topic, :partition_key, CAST(CAST(:payload AS text) AS jsonb), CAST(:payload_bytes AS bytea),
+        CAST(CAST(:headers AS text) AS jsonb))
 ON CONFLICT (event_id) DO NOTHING
 RETURNING id, CAST(event_id AS text)
 """
@@ -77,7 +79,7 @@ class Work(NamedTuple):
 
 def work(rows: list[Row], *, serialize: bool) -> Work:
     """Return what writes these events, in their order; `serialize` locks their ordering keys first."""
-    locks = [Step(_KEYS, {"ordering_key": sorted({row.ordering_key for row in rows})})] if serialize else []
+    locks = [Step(_KEYS, {"ordering_key": sorted({row.ordering_key for row in rows})})] if serialize and rows else []
     return Work(locks, [_insert(chunk) for chunk in _chunks(rows)], [row.event_id for row in rows])
 
 

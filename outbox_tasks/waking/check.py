@@ -6,6 +6,7 @@ from uuid import uuid4
 import redis
 from celery import Celery
 
+from outbox_tasks.errors import SettingsError
 from outbox_tasks.settings import Settings
 from outbox_tasks.upkeep.check import Finding
 from outbox_tasks.waking.bell import ENTER, LEAVE, RING
@@ -22,7 +23,10 @@ def check_wake(app: Celery, settings: Settings) -> Finding:
     """See that commits can wake the relay; rings nobody, and leaves nothing in Redis."""
     if not settings.wake:
         return Finding("wake-up", right=True, detail="off (outbox_wake): events wait for beat's ticks")
-    place = find(app, settings)
+    try:
+        place = find(app, settings)
+    except SettingsError as error:
+        return _wrong(str(error))
     if place is None:
         return _wrong(
             "Celery's broker is no Redis that one address leads to, so events wait for beat's ticks: set "
@@ -38,9 +42,9 @@ def _tried(place: Place, *, seconds: float) -> Finding:
     except (redis.ResponseError, redis.AuthenticationError) as error:
         return _wrong(
             f"{where} refuses, so events wait for beat's ticks: {error}; "
-            f"grant {COMMANDS} on {place.prefix}*, or name another by outbox_wake_url"
+            f"grant {_needed(place)} on {place.prefix}*, or name another by outbox_wake_url"
         )
-    except redis.RedisError as error:
+    except (redis.RedisError, TypeError, ValueError) as error:  # redis-py's, of options it does not take
         return _wrong(
             f"{where} does not answer within {seconds:g} s (outbox_wake_timeout_seconds), so events wait for beat's "
             f"ticks: {error}; see that it runs and can be reached from here, or name another by outbox_wake_url"
@@ -65,12 +69,16 @@ def _try(place: Place, *, seconds: float) -> redis.ResponseError | None:
             wire.command("EVAL", script.text, len(keys), *keys, *arguments)  # known by its digest from then on
         wire.run(RING, keys, MILLISECONDS)
         try:
-            wire.command("BLPOP", place.bell, 0.01)
+            heard = wire.command("BLPOP", place.bell, 0.01)
         except redis.ResponseError as error:
             return error
         finally:
             wire.run(LEAVE, keys, token)
-    return None
+    return None if heard is not None else redis.ResponseError("a ring was not heard")
+
+
+def _needed(place: Place) -> str:
+    return f"SELECT, {COMMANDS}" if place.options.get("db") else COMMANDS
 
 
 def _wrong(detail: str) -> Finding:

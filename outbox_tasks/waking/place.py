@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -12,9 +12,10 @@ from celery import Celery
 from kombu.connection import Connection
 from psycopg.conninfo import conninfo_to_dict
 from redis.backoff import NoBackoff
-from redis.connection import parse_url
+from redis.connection import ConnectionInterface, parse_url
 from redis.retry import Retry
 
+from outbox_tasks.errors import SettingsError
 from outbox_tasks.settings import Settings
 from outbox_tasks.waking.wire import Wire
 
@@ -33,12 +34,16 @@ class Place:
     prefix: str
 
     def wire(self, *, seconds: float) -> Wire:
-        """Return a connection that gives up after so many seconds of silence."""
+        """Return a connection that gives up after so many seconds of silence. Nothing is opened, nor can it fail."""
+        return Wire(partial(self.connection, seconds=seconds))
+
+    def connection(self, *, seconds: float) -> ConnectionInterface:
+        """Return a connection that is not open yet; raises what redis-py does where an option is wrong."""
         options: dict[str, Any] = {**self.options, "socket_timeout": seconds, "protocol": 2}  # 2 needs no handshake
         if "path" not in options:
             options["socket_connect_timeout"] = seconds
         retry = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
-        return Wire(redis.ConnectionPool(retry=retry, **options).make_connection())
+        return redis.ConnectionPool(retry=retry, **options).make_connection()
 
     @property
     def address(self) -> str:
@@ -71,13 +76,25 @@ def find(app: Celery, settings: Settings) -> Place | None:
     """Return where the bell hangs; None where the app's broker is no Redis that one address leads to.
 
     That is `outbox_wake_url`, else the broker's: with its credentials, TLS settings and prefix of keys.
+
+    Raises:
+        SettingsError: redis-py cannot make anything of `outbox_wake_url`.
     """
     if settings.wake_url is not None:
-        return Place(parse_url(settings.wake_url), _prefix(settings))  # type: ignore[no-untyped-call]
+        return _named(settings.wake_url, _prefix(settings))
     with app.connection_for_write() as connection:
         options = _options(connection)
         outer = connection.transport_options.get("global_keyprefix", "")
     return None if options is None else Place(options, outer + _prefix(settings))
+
+
+def _named(url: str, prefix: str) -> Place:
+    try:
+        place = Place(parse_url(url), prefix)  # type: ignore[no-untyped-call]
+        place.connection(seconds=1)
+    except (TypeError, ValueError, redis.RedisError) as error:
+        raise SettingsError(f"outbox_wake_url: redis-py cannot connect by it: {error}; see redis.from_url") from None
+    return place
 
 
 def _prefix(settings: Settings) -> str:

@@ -1,5 +1,6 @@
 """One connection to Redis, one command at a time: half of what a client costs a writer that waits for its commit."""
 
+from collections.abc import Callable
 from hashlib import sha1
 from typing import Any
 
@@ -17,13 +18,14 @@ class Script:
 
 
 class Wire:
-    """A connection without a pool around it, for one thread at a time; it connects when first used.
+    """A connection without a pool around it, for one thread at a time; it is made, and connects, when first used.
 
     A connection that was lost since is made again once; nothing else is tried twice.
     """
 
-    def __init__(self, connection: ConnectionInterface) -> None:
-        self._connection = connection
+    def __init__(self, make: Callable[[], ConnectionInterface]) -> None:
+        self._make = make
+        self._connection: ConnectionInterface | None = None
         self._worked = False
 
     def command(self, *words: str | float) -> Any:
@@ -49,11 +51,14 @@ class Wire:
 
     def close(self) -> None:
         """Close the connection; the next command opens it again."""
-        self._connection.disconnect()  # type: ignore[no-untyped-call]
+        if self._connection is not None:
+            self._connection.disconnect()  # type: ignore[no-untyped-call]
 
     def _exchange(self, words: tuple[str | float, ...]) -> Any:
         """Send and read; where that is interrupted the connection ends, so that no answer is left for the next."""
         self._worked = False
+        if self._connection is None:
+            self._connection = self._make()
         try:
             self._connection.send_command(*words)  # type: ignore[no-untyped-call]
             answer = self._connection.read_response()

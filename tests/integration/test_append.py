@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psycopg.pq import TransactionStatus
 from sqlalchemy import Engine, Uuid, column, create_engine, event, insert, text
 from sqlalchemy import table as sql_table
 from sqlalchemy.ext.asyncio import (
@@ -415,8 +416,30 @@ def test_chunks(connection: psycopg.Connection[Any], database_url: str, monkeypa
 
 
 def test_no_events(connection: psycopg.Connection[Any]) -> None:
-    """Appending nothing returns nothing."""
+    """Appending nothing returns nothing, and begins no transaction."""
     assert append_all(connection, []) == []
+    assert append_all(connection, [], serialize=True) == []
+    assert connection.info.transaction_status is TransactionStatus.IDLE
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_asyncpg_connection_with_codecs_of_its_own(database_url: str, count: int) -> None:
+    """An application that has asyncpg encode jsonb in its own way stores the same payloads and headers."""
+
+    async def write() -> None:
+        engine = create_async_engine(database_url.replace("postgresql:", "postgresql+asyncpg:"))
+
+        @event.listens_for(engine.sync_engine, "connect")
+        def set_codec(connection: Any, _record: object) -> None:
+            codec = {"encoder": json.dumps, "decoder": json.loads, "schema": "pg_catalog"}
+            connection.run_async(lambda driver: driver.set_type_codec("jsonb", **codec))
+
+        async with AsyncSession(engine) as session, session.begin():
+            await append_all(session, [NewEvent(**PLACED, payload={"n": 1}, headers={"a": "b"})] * count)
+        await engine.dispose()
+
+    asyncio.run(write())
+    assert _rows(database_url, "payload, headers") == [({"n": 1}, {"a": "b"})] * count
 
 
 def test_twelve_thousand_events(connection: psycopg.Connection[Any], database_url: str) -> None:

@@ -1,5 +1,6 @@
 """A run that stays: what is rung for goes out in the same run, one look a ring, and at its end nothing is left."""
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -14,21 +15,26 @@ from support.waking import keys, messages, service
 from support.workers import redis_url_of_its_own
 
 from outbox_tasks import wake, worker
+from outbox_tasks.relay import batches
 from outbox_tasks.relay.dispatch import dispatch
 from outbox_tasks.relay.result import Result, Status
 from outbox_tasks.relay.staying import StayLimit
-from outbox_tasks.store import leases
+from outbox_tasks.store import leases, settle
 from outbox_tasks.testing.services import RedisServer, TansuBroker
 from outbox_tasks.waking import parts
+from outbox_tasks.waking.bell import RedisStay
 
-LIMIT = StayLimit(seconds=1.0, longest_seconds=10.0)
+LIMIT = StayLimit(seconds=3.0, longest_seconds=20.0)
 
 
 class Stayer:
     """A run in a thread, in a deployment with a bell."""
 
-    def __init__(self, database_url: str, redis_url: str, topic: str, run: "Future[Result]") -> None:
+    def __init__(
+        self, database_url: str, redis_url: str, topic: str, run: "Future[Result]", stop: threading.Event
+    ) -> None:
         self.result = run.result
+        self.stop = stop
         self._database_url = database_url
         self._redis_url = redis_url
         self._topic = topic
@@ -57,7 +63,7 @@ def redis_url(redis_server: RedisServer) -> str:
 @pytest.fixture
 def app(redis_url: str, database_url: str) -> Iterator[Celery]:
     """Set up a service that rings."""
-    with service(redis_url, database_url) as given:
+    with service(redis_url, database_url, wake_timeout_seconds=5, dispatch_seconds=5) as given:
         yield given
 
 
@@ -71,24 +77,24 @@ def stayer(app: Celery, redis_url: str, database_url: str, tansu: TansuBroker) -
         relay(relay_settings(database_url, tansu)) as ports,
         ThreadPoolExecutor(1) as pool,
     ):
-        run = pool.submit(dispatch, replace(ports, bell=bell), limit=LIMIT)
-        given = Stayer(database_url, redis_url, topic, run)
+        stop = threading.Event()
+        run = pool.submit(dispatch, replace(ports, bell=bell, stopping=stop.is_set), limit=LIMIT)
+        given = Stayer(database_url, redis_url, topic, run, stop)
         given.await_listening(published=1)
         yield given
 
 
-def count_claims(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Have the number of shards of every claim noted from now on."""
-    claims: list[int] = []
-    claim: Callable[..., leases.Claim] = leases.claim
+def count(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[Any]:
+    """Have what every call of a function returns noted from now on."""
+    results: list[Any] = []
+    function: Callable[..., Any] = getattr(owner, name)
 
-    def counted(*arguments: Any, **named: Any) -> leases.Claim:
-        found = claim(*arguments, **named)
-        claims.append(len(found.floors))
-        return found
+    def counted(*arguments: Any, **named: Any) -> Any:
+        results.append(function(*arguments, **named))
+        return results[-1]
 
-    monkeypatch.setattr(leases, "claim", counted)
-    return claims
+    monkeypatch.setattr(owner, name, counted)
+    return results
 
 
 def test_a_run_that_stays_publishes_what_is_rung_for(stayer: Stayer) -> None:
@@ -103,13 +109,13 @@ def test_a_run_that_stays_publishes_what_is_rung_for(stayer: Stayer) -> None:
 
 def test_a_ring_is_one_look(stayer: Stayer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that hears the bell looks at the table once for it, and once more when it leaves."""
-    claims = count_claims(monkeypatch)
+    claims = count(monkeypatch, leases, "claim")
     for published in range(2, 6):
         stayer.put()
         wake()
         stayer.await_listening(published=published)
     assert stayer.result().published == 5
-    assert claims == [1, 1, 1, 1, 0]
+    assert [len(claim.floors) for claim in claims] == [1, 1, 1, 1, 0]
 
 
 def test_what_nobody_rings_for_goes_out_when_the_run_leaves(stayer: Stayer) -> None:
@@ -121,12 +127,37 @@ def test_what_nobody_rings_for_goes_out_when_the_run_leaves(stayer: Stayer) -> N
     assert stayer.result() == Result(status=Status.DONE, published=3)
 
 
-def test_a_ring_that_another_run_answered_is_not_lost(stayer: Stayer, app: Celery) -> None:
-    """An event whose ring another run took away, which could not claim its shard, goes out all the same."""
+def test_a_ring_that_another_run_answered_is_not_lost(
+    stayer: Stayer, app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event that is rung for while the run is at work goes out, though another run has taken the ring away."""
+    settled = settle.settle_published
+
+    def meanwhile(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(batches, "settle_published", settled)
+        stayer.put()
+        wake()
+        with closing(parts.bell(app, worker.settings_of(app))) as other:
+            other.answer()
+        return settled(*arguments, **named)
+
+    monkeypatch.setattr(batches, "settle_published", meanwhile)
     stayer.put()
     wake()
-    stayer.await_listening(published=2)
-    with closing(parts.bell(app, worker.settings_of(app))) as other:
-        stayer.put()
-        other.answer()
-    assert stayer.result().published == 3
+    assert stayer.result() == Result(status=Status.DONE, published=3)
+
+
+def test_a_run_that_is_asked_to_stop_does_not_stay(stayer: Stayer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is asked to stop while it publishes what it was rung for does not wait for another ring."""
+    settled = settle.settle_published
+
+    def stopping(*arguments: Any, **named: Any) -> Any:
+        stayer.stop.set()
+        return settled(*arguments, **named)
+
+    monkeypatch.setattr(batches, "settle_published", stopping)
+    waits = count(monkeypatch, RedisStay, "wait")
+    stayer.put()
+    wake()
+    assert stayer.result() == Result(status=Status.STOPPED, published=2)
+    assert waits == []

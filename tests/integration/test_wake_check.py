@@ -1,17 +1,17 @@
 """What `outbox check` says of the wake-up: whether the bell can be rung and heard, and what to do where it cannot."""
 
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 import pytest
 import redis
+from celery import Celery, signals
 from support.waiting import until
 from support.waking import keys, messages, service
 
 from outbox_tasks import wake, worker
-from outbox_tasks.testing.services import RedisServer, free_port, scratch_directory
+from outbox_tasks.testing.services import RedisServer, free_port
 from outbox_tasks.testing.services.places import LOOPBACK
 from outbox_tasks.upkeep.check import Finding
 from outbox_tasks.waking import parts
@@ -20,16 +20,9 @@ from outbox_tasks.waking.check import COMMANDS, check_wake
 NEEDED = COMMANDS.replace(" and", ",").split(", ")
 
 
-@pytest.fixture
-def own_redis() -> Iterator[RedisServer]:
-    """Run a Redis that the test may break."""
-    with scratch_directory("outbox-test-") as directory, RedisServer(directory / "redis") as server:
-        yield server
-
-
 def found(broker: str, **changed: Any) -> Finding:
     """Return what is found of an app's wake-up."""
-    with service(broker, **changed) as app:
+    with service(broker, **{"wake_timeout_seconds": 5} | changed) as app:
         return check_wake(app, worker.settings_of(app))
 
 
@@ -56,7 +49,10 @@ def test_a_bell_that_works(own_redis: RedisServer) -> None:
 
 def test_a_look_does_not_mix_with_what_goes_on(own_redis: RedisServer) -> None:
     """A look at a bell that has been rung, and that a run listens to, changes neither."""
-    with service(own_redis.url) as app, closing(parts.bell(app, worker.settings_of(app))) as bell:
+    with (
+        service(own_redis.url, wake_timeout_seconds=5, dispatch_seconds=5) as app,
+        closing(parts.bell(app, worker.settings_of(app))) as bell,
+    ):
         with bell.stay() as stay:
             wake()
             assert stay.wait(1) is True
@@ -113,8 +109,13 @@ def test_a_redis_that_says_nothing(own_redis: RedisServer) -> None:
 
 def test_the_rights_that_are_named_are_enough(own_redis: RedisServer) -> None:
     """A user of Redis with the rights that the line names, on keys of the bell's prefix alone, finds all right."""
-    finding = found(user(own_redis, "~outbox:*", *grants(NEEDED)))
-    assert finding.right, finding.detail
+    url = user(own_redis, "~outbox:*", *grants(NEEDED))
+    assert found(url).right
+    elsewhere = url.replace("/0", "/3")
+    finding = found(elsewhere)
+    assert f"SELECT, {COMMANDS}" in finding.detail
+    user(own_redis, "~outbox:*", *grants(["SELECT", *NEEDED]))
+    assert found(elsewhere).right
 
 
 @pytest.mark.parametrize("missing", [command for command in NEEDED if command != "BLPOP"])
@@ -150,3 +151,23 @@ def test_a_redis_that_lets_nobody_wait(own_redis: RedisServer) -> None:
     assert "no run can stay" in finding.detail
     assert "Redis 6" in finding.detail
     assert keys(own_redis.url) == set()
+
+
+class Starting:
+    """What Celery says of a worker that starts."""
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://h/0?timeout=5", "redis://h:port/0", "redis://h/0?ssl_ca_certs=/x", "rediss://h/0?ssl_cert_reqs=often"],
+)
+def test_an_address_that_redis_py_does_not_take(url: str) -> None:
+    """An address by which redis-py cannot connect is told by the line, and ends a worker at its start."""
+    finding = found("memory://", wake_url=url)
+    assert not finding.right
+    assert "outbox_wake_url: redis-py cannot connect by it" in finding.detail
+    with service("memory://", wake_url=url) as app, pytest.raises(SystemExit, match="outbox_wake_url"):
+        signals.worker_init.send(sender=Starting(app))

@@ -46,11 +46,16 @@ def test_a_refusal_is_an_answer(wire: Wire) -> None:
 
 def test_a_command_that_is_interrupted_leaves_no_answer_behind(wire: Wire) -> None:
     """A signal that interrupts a command while its answer is on the way does not give that answer to the next one."""
+    wire.command("PING")
+
+    def wait_and_be_interrupted() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        wire.command("BLPOP", "nothing", 1)
+
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(KeyboardInterrupt):
-            wire.command("BLPOP", "nothing", 1)
+            wait_and_be_interrupted()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -2,11 +2,14 @@
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
+import psutil
 import psycopg
 
 from outbox_tasks.testing.services import ApacheKafka, PostgresServer, RedisServer
+from support.families import is_alive
 from support.waiting import until
 from support.workers import CeleryProcess, Fleet
 
@@ -42,20 +45,22 @@ class World:
 
     def a_worker_is_restarted(self) -> None:
         """Stop a worker as a deployment does, and start another."""
-        assert self.workers.pop(0).stop() == 0
+        assert self.workers.pop(0).await_ready().stop() == 0
         self.workers.append(self.celery.worker(children=2))
 
     def a_child_is_killed(self) -> None:
         """Kill one child of a pool."""
-        self.chance.choice(self.chance.choice(self.workers).await_ready().children).kill()
+        with suppress(psutil.NoSuchProcess):
+            self._any_child().kill()
 
     def a_child_is_frozen(self) -> None:
         """Freeze a child for longer than a lease lasts; Celery may have killed it by then."""
-        child = self.chance.choice(self.chance.choice(self.workers).await_ready().children)
-        child.suspend()
+        child = self._any_child()
+        with suppress(psutil.NoSuchProcess):
+            child.suspend()
         began = self._now()
         until(lambda: self._now() - began > LEASE_SECONDS + 1, "its leases have ended")
-        if child.is_running():
+        with suppress(psutil.NoSuchProcess):
             child.resume()
 
     def beat_is_killed(self) -> None:
@@ -96,6 +101,11 @@ class World:
     def kafka_is_frozen(self) -> None:
         """Freeze the broker for longer than the delivery of a batch may take."""
         self._freeze(self.kafka, seconds=DELIVERY_SECONDS + 2)
+
+    def _any_child(self) -> psutil.Process:
+        """Return a child of a pool that lives: one that died a moment ago may still be listed."""
+        worker = self.chance.choice(self.workers).await_ready()
+        return self.chance.choice(until(lambda: [*filter(is_alive, worker.children)], "a child lives"))
 
     def _freeze(self, server: RedisServer | ApacheKafka, *, seconds: float) -> None:
         server.freeze()

@@ -16,12 +16,13 @@ def survivors(processes: Iterable[psutil.Process], *, within_seconds: float = 10
     """Return those that are still alive after the time given, or none as soon as none is."""
     deadline = monotonic() + within_seconds
     alive = list(processes)
-    while (alive := [process for process in alive if _is_alive(process)]) and monotonic() < deadline:
+    while (alive := [process for process in alive if is_alive(process)]) and monotonic() < deadline:
         psutil.wait_procs(alive, timeout=0.05)
     return alive
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
+    """Say whether a process is there and has not ended."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

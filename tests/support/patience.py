@@ -7,14 +7,14 @@ from types import TracebackType
 from typing import Self
 
 import psycopg
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import InterfaceError, OperationalError
 
-from support.writers import RolledBackError, Writer, over_psycopg, over_sqlalchemy, prepare
+from support.writers import Writer, over_psycopg, over_sqlalchemy, prepare
 
 PACE_SECONDS = 0.03
 """How long each writer waits between two transactions."""
 
-LOST = (DBAPIError, psycopg.Error, RolledBackError)
+LOST = (OperationalError, InterfaceError, psycopg.OperationalError, psycopg.InterfaceError)
 """What ends a connection of a writer: it takes a new one. A commit that was under way may have happened or not."""
 
 
