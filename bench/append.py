@@ -4,7 +4,6 @@ from functools import partial
 from typing import Any
 
 from bench.attempt import attempt
-from bench.available import has_wake
 from bench.rig import Rig
 from bench.script import script
 from bench.shop import create_tables
@@ -12,11 +11,9 @@ from bench.sizes import Sizes
 
 
 def append(rig: Rig, sizes: Sizes) -> dict[str, Any]:
-    """Return median milliseconds of a transaction, and their ratio, by kind of connection."""
+    """Return median and mean milliseconds of a transaction, and their ratios, by kind of connection."""
     figures = attempt("append", partial(_measure, rig, sizes.append_transactions, wake=False))
-    if has_wake():
-        figures |= attempt("append, wake-up on", partial(_measure, rig, sizes.append_transactions, wake=True))
-    return figures
+    return figures | attempt("append, wake-up on", partial(_measure, rig, sizes.append_transactions, wake=True))
 
 
 def _measure(rig: Rig, transactions: int, *, wake: bool) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""What this checkout and this machine can do: publishers, the wake-up, clients of Kafka."""
+"""What this checkout and this machine can do: publishers, clients of Kafka."""
 
 from importlib.util import find_spec
 
-import outbox_tasks
 from outbox_tasks.settings import Settings
 
 KAFKA_PYTHON = "kafka-python"
@@ -12,11 +11,6 @@ CONFLUENT = "confluent-kafka"
 def has_confluent() -> bool:
     """Say whether the confluent client is installed."""
     return find_spec("confluent_kafka") is not None
-
-
-def has_wake() -> bool:
-    """Say whether a commit can wake the relay."""
-    return hasattr(outbox_tasks, "wake")
 
 
 def can_choose_publisher() -> bool:

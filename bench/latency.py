@@ -2,106 +2,44 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from bench.attempt import attempt
-from bench.available import KAFKA_PYTHON, has_wake, publisher_settings, publishers
+from bench.available import publisher_settings
 from bench.celery_processes import beat, worker
-from bench.goals import ENOUGH
 from bench.meters import Meter
 from bench.rig import Rig
+from bench.scenarios import WARM_SECONDS, Scenario, Woken, Writer, scenarios
 from bench.script import Script, script
 from bench.shop import create_tables
 from bench.sizes import Sizes
+from outbox_tasks.settings import Settings
+from outbox_tasks.store.connection import connect
+from outbox_tasks.upkeep.notifications import switch
 
 CHILDREN = 2
-WRITERS_FROM = 1000
-"""Events a second from which on four processes write."""
-MANY_WRITERS = 4
-EVENTS_PER_TRANSACTION = 5
-"""Where the machine cannot commit as often as it should."""
 SAMPLES = 500
 """Latencies kept for the picture, evenly from the sorted ones."""
-WARM_SECONDS = 3
-WARM_RATE = 50
 
 Figures = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """What is written how fast, and what publishes it."""
-
-    rate: int
-    seconds: int
-    publisher: str = KAFKA_PYTHON
-    wake: bool
-    per_transaction: int = 1
-
-    @property
-    def name(self) -> str:
-        """What tables call it."""
-        publisher = "" if self.publisher == KAFKA_PYTHON else f", {self.publisher}"
-        return f"{self.rate}/s, {'wake' if self.wake else 'tick only'}{publisher}"
-
-    @property
-    def writers(self) -> int:
-        """How many processes write."""
-        return MANY_WRITERS if self.rate >= WRITERS_FROM else 1
-
-    @property
-    def events(self) -> int:
-        """How many events count, of each writer."""
-        return self.rate * self.seconds // self.writers
-
-    @property
-    def warm_rate(self) -> int:
-        """How many events a second are written before, by each writer."""
-        return max(self.rate, WARM_RATE) // self.writers
-
-    @property
-    def warm(self) -> int:
-        """How many events are written before, by each writer."""
-        return self.warm_rate * WARM_SECONDS
-
-
 def latency(rig: Rig, sizes: Sizes) -> Figures:
     """Return the figures of every scenario, by its name."""
-    found: Figures = {}
-    for scenario in _scenarios(sizes):
-        figures = attempt(f"latency: {scenario.name}", partial(measure, rig, scenario))
-        achieved = figures.get("achieved_rate", scenario.rate)
-        if scenario.rate >= WRITERS_FROM and achieved < ENOUGH * scenario.rate:
-            found[f"{scenario.name}, a transaction each"] = figures
-            fewer = replace(scenario, per_transaction=EVENTS_PER_TRANSACTION)
-            what = f"latency: {scenario.name}, {EVENTS_PER_TRANSACTION} events a transaction"
-            figures = attempt(what, partial(measure, rig, fewer))
-        found[scenario.name] = figures
-    return found
-
-
-def _scenarios(sizes: Sizes) -> Iterator[Scenario]:
-    for rate, seconds in sizes.latencies:
-        yield Scenario(rate=rate, seconds=seconds, wake=has_wake())
-        if rate == 200 and has_wake():
-            yield Scenario(rate=rate, seconds=seconds, wake=False)
-    for publisher in publishers():
-        if publisher != KAFKA_PYTHON:
-            yield from (
-                Scenario(rate=rate, seconds=seconds, wake=has_wake(), publisher=publisher)
-                for rate, seconds in sizes.latencies
-                if rate > 1
-            )
+    return {
+        scenario.name: attempt(f"latency: {scenario.name}", partial(measure, rig, scenario))
+        for scenario in scenarios(sizes)
+    }
 
 
 def measure(rig: Rig, scenario: Scenario) -> Figures:
     """Return how old events were when a consumer had them."""
     with rig.database() as database_url:
-        create_tables(database_url)
+        notified = scenario.woken is Woken.BY_NOTIFICATIONS
+        _prepare(database_url, notified=notified)
         topic = rig.new_topic()
-        environment = rig.environment(database_url, topic, **publisher_settings(scenario.publisher))
+        environment = rig.environment(database_url, topic, listen=notified, **publisher_settings(scenario.publisher))
         with (
             worker(rig, environment, children=CHILDREN) as pid,
             beat(rig, environment),
@@ -117,6 +55,15 @@ def measure(rig: Rig, scenario: Scenario) -> Figures:
     }
 
 
+def _prepare(database_url: str, *, notified: bool) -> None:
+    """Make the service's tables, and what `outbox notify on` makes."""
+    create_tables(database_url)
+    if notified:
+        settings = Settings(database_url=database_url)
+        with connect(settings) as connection:
+            switch(connection, settings, on=True)
+
+
 @contextmanager
 def _consuming(rig: Rig, environment: dict[str, str], topic: str) -> Iterator[Script]:
     where = ["--bootstrap-servers", rig.broker.bootstrap_servers, "--topic", topic]
@@ -129,22 +76,35 @@ def _consuming(rig: Rig, environment: dict[str, str], topic: str) -> Iterator[Sc
 def _writing(rig: Rig, environment: dict[str, str], database_url: str, scenario: Scenario) -> Iterator[list[Script]]:
     with ExitStack() as stack:
         writers = [
-            stack.enter_context(
-                script(
-                    "bench.writer",
-                    _writer_arguments(database_url, scenario, number),
-                    environment=environment,
-                    directory=rig.directory,
-                )
-            )
-            for number in range(scenario.writers)
+            stack.enter_context(script(module, arguments, environment=environment, directory=rig.directory))
+            for module, arguments in _writers(rig, database_url, scenario)
         ]
         for writer in writers:
             writer.await_ready()
         yield writers
 
 
-def _writer_arguments(database_url: str, scenario: Scenario, number: int) -> list[object]:
+def _writers(rig: Rig, database_url: str, scenario: Scenario) -> Iterator[tuple[str, list[object]]]:
+    """Yield the scripts that write, with their arguments."""
+    if scenario.writer is Writer.PGBENCH:
+        yield "bench.pgbench", _pgbench_arguments(rig, database_url, scenario)
+        return
+    for number in range(scenario.writers):
+        yield "bench.writer", _session_arguments(database_url, scenario, number)
+
+
+def _pgbench_arguments(rig: Rig, database_url: str, scenario: Scenario) -> list[object]:
+    return [
+        *("--program", rig.postgres.program("pgbench")),
+        *("--database-url", database_url),
+        *("--rate", scenario.rate),
+        *("--clients", scenario.writers),
+        *("--seconds", scenario.seconds),
+        *("--warm-seconds", WARM_SECONDS),
+    ]
+
+
+def _session_arguments(database_url: str, scenario: Scenario, number: int) -> list[object]:
     return [
         *("--database-url", database_url),
         *("--name", f"w{number}"),
@@ -153,7 +113,7 @@ def _writer_arguments(database_url: str, scenario: Scenario, number: int) -> lis
         *("--warm", scenario.warm),
         *("--warm-rate", scenario.warm_rate),
         *("--per-transaction", scenario.per_transaction),
-        *(["--wake"] if scenario.wake else []),
+        *(["--wake"] if scenario.woken is Woken.BY_COMMITS else []),
     ]
 
 
@@ -185,8 +145,9 @@ def _scenario_figures(scenario: Scenario) -> Figures:
     return {
         "rate": scenario.rate,
         "seconds": scenario.seconds,
-        "wake": scenario.wake,
+        "woken": scenario.woken,
         "publisher": scenario.publisher,
+        "writer": scenario.writer,
         "writers": scenario.writers,
         "events_per_transaction": scenario.per_transaction,
     }

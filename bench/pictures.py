@@ -44,7 +44,7 @@ def _latency(scenarios: Results) -> Figure:
     axes.set_xscale("log")
     axes.axhline(0.5, color="grey", linewidth=0.6, linestyle=":")
     axes.axhline(0.99, color="grey", linewidth=0.6, linestyle=":")
-    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1))
+    figure.legend(frameon=False, loc="outside lower center", ncols=2)
     return figure
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import psycopg
 
-from bench.available import has_wake, publishers
+from bench.available import publishers
 from bench.rig import Rig
 from outbox_tasks.testing.services.kafka_jars import KAFKA_VERSION
 
@@ -34,7 +34,6 @@ def describe(rig: Rig) -> dict[str, Any]:
         }
         | {name: found for name in PACKAGES if (found := _version(name))},
         "publishers": publishers(),
-        "wake": has_wake(),
     }
 
 

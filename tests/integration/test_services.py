@@ -131,6 +131,11 @@ def test_postgres_keeps_commits_over_a_kill(own_postgres: PostgresServer) -> Non
         assert read_the_row(own_postgres) == (42,)
 
 
+def test_postgres_has_programs_beside_the_server(postgres: PostgresServer) -> None:
+    """PostgreSQL's other programs are there to be run, and reach the server."""
+    subprocess.run([postgres.program("pg_isready"), "--dbname", postgres.url()], check=True, capture_output=True)
+
+
 def test_other_postgres_binaries_can_be_chosen(directory: Path) -> None:
     """The server is the one whose binaries are named."""
     installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))

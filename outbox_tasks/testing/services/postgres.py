@@ -50,6 +50,13 @@ class PostgresServer(ServerProcess):
         """Return the URL of a database, for the superuser, without a password."""
         return f"postgresql://{SUPERUSER}@{LOOPBACK}:{self.port}/{database}"
 
+    def program(self, name: str) -> Path:
+        """Return the path of one of PostgreSQL's programs, which the user that the server runs as can reach."""
+        directory = _packaged_binaries() if self._bin_dir is None else self._bin_dir
+        if self._user is not None and not _may(self._user, "-x", directory / name):
+            directory = self._copied(directory)
+        return directory / name
+
     @property
     def _data(self) -> Path:
         return self.directory / "data"
@@ -65,7 +72,7 @@ class PostgresServer(ServerProcess):
     def _launch(self) -> Launch:
         settings = [f"--{name}={value}" for name, value in {**_SETTINGS, "port": str(self.port)}.items()]
         return Launch(
-            command=[str(self._binary("postgres")), "-D", str(self._data), *settings],
+            command=[str(self.program("postgres")), "-D", str(self._data), *settings],
             directory=self.directory,
             log=self.log,
             user=self._user,
@@ -84,7 +91,7 @@ class PostgresServer(ServerProcess):
         # The locale "C" is the only one that every system and every version has.
         options = ["--auth=trust", f"--username={SUPERUSER}", "--encoding=UTF8", "--locale=C", "--no-sync"]
         done = subprocess.run(
-            [self._binary("initdb"), "-D", self._data, *options],
+            [self.program("initdb"), "-D", self._data, *options],
             cwd=self.directory,
             user=self._user,
             capture_output=True,
@@ -93,12 +100,6 @@ class PostgresServer(ServerProcess):
         )
         if done.returncode:
             raise ServerError(f"initdb failed with {done.returncode}: {done.stdout}{done.stderr}")
-
-    def _binary(self, name: str) -> Path:
-        directory = _packaged_binaries() if self._bin_dir is None else self._bin_dir
-        if self._user is not None and not _may(self._user, "-x", directory / name):
-            directory = self._copied(directory)
-        return directory / name
 
     def _copied(self, bin_dir: Path) -> Path:
         """Return a copy of the installation that another user can reach; one in root's home cannot be."""
