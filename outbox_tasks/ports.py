@@ -45,8 +45,11 @@ class Stay(Protocol):
 class Bell(Protocol):
     """What writers ring after their commits. Nothing here raises, or takes longer than a short timeout."""
 
-    def answer(self) -> None:
-        """Answer the bell. A run does so before it looks at the table: what is committed after that rings anew."""
+    def answer(self) -> bool:
+        """Answer the bell. A run does so before it looks at the table: what is committed after that rings anew.
+
+        Returns whether another run listens: what rings from here on it hears, or somebody is sent for.
+        """
 
     def stay(self) -> Stay:
         """Return a stay, for a run that found nothing more to claim."""
@@ -60,8 +63,8 @@ class _Silence:
 
     missed = False
 
-    def answer(self) -> None:
-        pass
+    def answer(self) -> bool:
+        return False
 
     def stay(self) -> Self:
         return self

@@ -107,7 +107,9 @@ class Settings(BaseModel):
     listen: bool = Field(False, description="whether workers listen for PostgreSQL's notifications")
 
     batch_size: Count = Field(2000, description="events published between two settlements")
-    shards_per_run: Annotated[int, Field(ge=1, le=64)] = Field(16, description="shards one claim takes at most")
+    shards_per_run: Annotated[int, Field(ge=1, le=64)] = Field(
+        16, description="shards one claim of a backlog takes at most"
+    )
     run_seconds: Seconds = Field(10.0, description="after this a run claims and reads no more")
     delivery_seconds: Seconds = Field(10.0, description="how long a batch may take to be acknowledged")
     probe_seconds: Seconds = Field(2.0, description="how long a broker may take to answer a new connection")

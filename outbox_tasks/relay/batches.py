@@ -148,8 +148,10 @@ class Work:
             self.lease.shaken -= sound
 
 
-def work_through(lease: Lease, result: Result, ports: Ports, end: Deadline) -> tuple[Result, Problem | None]:
-    """Publish leased shards until they are empty or time is up, and give them back.
+def work_through(
+    lease: Lease, result: Result, ports: Ports, end: Deadline, *, once: bool
+) -> tuple[Result, Problem | None]:
+    """Publish leased shards until they are empty or time is up, or `once` a batch of them, and give them back.
 
     Where there is a backlog, a thread beside this one settles the batch before and reads the one after while a batch
     is on its way: the connection is used by one of the two at a time.
@@ -158,8 +160,8 @@ def work_through(lease: Lease, result: Result, ports: Ports, end: Deadline) -> t
     with collecting_rarely(), ThreadPoolExecutor(1, thread_name_prefix="outbox-beside") as beside:
         batch = read(ports, lease.floors) if lease.floors else None
         while batch is not None and not end.passed and not ports.stopping():
-            batch = _publish_one(batch, work, beside)
-            if work.down is not None:
+            batch = _publish_one(batch, work, beside, once=once)
+            if once or work.down is not None:
                 break
             if batch is None and lease.floors and not end.passed:
                 batch = read(ports, lease.floors)
@@ -187,9 +189,9 @@ def _publish(batch: Batch, work: Work) -> Fate:
     return publish(batch.events, work.ports, deadline=work.lease.end.within(work.ports.settings.delivery_seconds))
 
 
-def _publish_one(batch: Batch, work: Work, beside: ThreadPoolExecutor) -> Batch | None:
+def _publish_one(batch: Batch, work: Work, beside: ThreadPoolExecutor, *, once: bool) -> Batch | None:
     """Publish a batch; returns the one after it, if it could be read meanwhile and its turn has come."""
-    after = batch.following
+    after = {} if once else batch.following
     meanwhile = beside.submit(work.catch_up, after) if after or work.is_behind else None
     try:
         fate = _publish(batch, work)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from outbox_tasks.deadline import Deadline
+from outbox_tasks.event import SHARDS
 from outbox_tasks.ports import Ports
 from outbox_tasks.relay.batches import work_carefully, work_through
 from outbox_tasks.relay.lease import Lease
@@ -49,9 +50,9 @@ def dispatch(
     down = probe(ports)
     if down is not None:
         return stopped_by(Result(), down)
-    ports.bell.answer()
+    covered = ports.bell.answer()
     with ports.bell.stay() as stay:
-        result = _run(ports, run_end, wake_another, Patience(ports, stay, limit, end=run_end))
+        result = _run(ports, run_end, wake_another, Patience(ports, stay, limit, end=run_end, covered=covered))
     if stay.missed and not ports.stopping():
         wake_another()
     return result
@@ -60,56 +61,57 @@ def dispatch(
 def _run(ports: Ports, run_end: Deadline, wake_another: Callable[[], None], patience: Patience) -> Result:
     """Claim and work until nothing is left and nothing more comes.
 
-    That nothing is left a look tells that finds nothing. Once a ring was heard the next ring tells of what comes, and
-    the run looks once more when it leaves: for events nobody rings for, and for a ring that another run answered.
+    Where little was waiting the next look takes whatever shards there are, but of them one batch: so a burst is one
+    look, and a backlog is still shared with other runs.
     """
-    result, first, rung = Result(), True, False
+    result, first, wide = Result(), True, False
     while not run_end.passed and not ports.stopping():
-        lease, more = _claim(ports)
+        lease, more = _claim(ports, shards=SHARDS if wide else ports.settings.shards_per_run)
         found = bool(lease.floors)
         if found:
             if more and first:
                 wake_another()
-            first = False
-            result, down = _work(lease, result, ports, run_end)
+            first, before = False, result.handled
+            result, down = _work(lease, result, ports, run_end, once=wide)
+            more = more or bool(lease.floors)
+            wide = not lease.floors and result.handled - before < ports.settings.batch_size / 2
             if down is not None and not ports.stopping():
                 return stopped_by(result, down)
-        if found and (more or not rung or ports.stopping()):
-            continue
-        rung = bool(result.published) and patience.more_came()
-        if not found and not rung:
+        if not patience.look_again(found=found, more=more, published=bool(result.published)):
             return result
     if not ports.stopping():
         wake_another()
     return replace(result, status=Status.STOPPED if ports.stopping() else Status.MORE)
 
 
-def _claim(ports: Ports) -> tuple[Lease, bool]:
-    """Claim shards. The end of the lease is counted from before the claim is sent."""
+def _claim(ports: Ports, *, shards: int) -> tuple[Lease, bool]:
+    """Claim up to so many shards; says whether there were more. The end of the lease counts from before the claim."""
     settings, token = ports.settings, ports.new_token()
     end = ports.deadline(settings.lease_seconds - LEASE_MARGIN_SECONDS)
     claim = leases.claim(
         ports.connection,
         token=token,
         owner=ports.owner,
-        limit=settings.shards_per_run,
+        limit=shards,
         seconds=settings.lease_seconds,
     )
     ports.horizon.see(claim.seen)
     return Lease(token, claim.floors, end, claim.shaken, claim.deadly), claim.more
 
 
-def _work(lease: Lease, result: Result, ports: Ports, run_end: Deadline) -> tuple[Result, Problem | None]:
-    """Publish the leased shards until they are empty or time is up; gives back whatever is left of them.
+def _work(
+    lease: Lease, result: Result, ports: Ports, run_end: Deadline, *, once: bool
+) -> tuple[Result, Problem | None]:
+    """Publish the leased shards until they are empty or time is up, or one batch; gives back whatever is left of them.
 
     Shards that runs died with come last, so that one more death costs the others nothing, but they do come: the
     others have half of the time.
     """
     if not lease.deadly:
-        return work_through(lease, result, ports, run_end)
+        return work_through(lease, result, ports, run_end, once=once)
     _accuse(lease, ports)
     usual = lease.part(lease.floors.keys() - lease.deadly)
-    result, down = work_through(usual, result, ports, run_end.within(run_end.left() / 2))
+    result, down = work_through(usual, result, ports, run_end.within(run_end.left() / 2), once=once)
     left = set(lease.deadly)
     while left and down is None and not run_end.passed and not ports.stopping():
         result, down = work_carefully(lease.part([left.pop()]), result, ports, run_end)

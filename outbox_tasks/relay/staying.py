@@ -7,7 +7,7 @@ from outbox_tasks.deadline import Deadline
 from outbox_tasks.ports import Ports, Stay
 
 GATHER_SECONDS = 0.004
-"""A run that stays looks at the table no more often than this: where events come faster, one look takes several."""
+"""A run that keeps up looks at the table no more often than this: where events come faster, one look takes several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,26 +19,47 @@ class StayLimit:
 
 
 class Patience:
-    """What is left of a run's stay."""
+    """Decides after each look at the table whether the run looks again, and when.
 
-    def __init__(self, ports: Ports, stay: Stay, limit: StayLimit, *, end: Deadline) -> None:
+    `covered`: another run listened when this one answered the bell.
+    """
+
+    def __init__(self, ports: Ports, stay: Stay, limit: StayLimit, *, end: Deadline, covered: bool) -> None:
         self._ports = ports
         self._stay = stay
         self._seconds = limit.seconds
         self._end = end.within(limit.longest_seconds if limit.seconds else 0)
+        self._covered = covered
         self._gathered = ports.deadline(0)
+        self._rung = False
         self._over = False
 
-    def more_came(self) -> bool:
-        """Wait for more to come; returns whether to look at the table again. The bell is answered then.
+    def look_again(self, *, found: bool, more: bool, published: bool) -> bool:
+        """Say whether to look again after a look that `found` something, and left `more` to others; waits if need be.
 
-        Once it was in vain the stay is over.
+        That nothing is left a look tells that finds nothing. But once a ring was heard the next ring tells of what
+        comes, and the run looks a last time when it leaves, for events nobody rings for. And where another run
+        listens, one look is enough.
         """
+        if self._ports.stopping() or more:
+            return found
+        if found and not self._rung:
+            self._gather()
+            return not self._covered
+        self._rung = published and self._heard()
+        return found or self._rung
+
+    def _heard(self) -> bool:
+        """Wait for a ring, and answer it; returns whether there was one. Once it was in vain the stay is over."""
         if self._over or self._end.passed or not self._stay.wait(min(self._seconds, self._end.left())):
             self._over = True
             return False
+        self._gather()
+        self._ports.bell.answer()
+        return True
+
+    def _gather(self) -> None:
+        """Let events gather, so that looks come no more often than they should."""
         if not self._gathered.passed:
             threading.Event().wait(self._gathered.left())
         self._gathered = self._ports.deadline(GATHER_SECONDS)
-        self._ports.bell.answer()
-        return True

@@ -55,6 +55,15 @@ redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
 return redis.call('DEL', KEYS[1]) + redis.call('DEL', KEYS[3])
 """)
 
+# Answers all rings but those another run is about to hear. Answers whether there is such a run.
+ANSWER = Script("""
+redis.call('DEL', KEYS[1])
+local listener = redis.call('GET', KEYS[2])
+if listener and listener ~= ARGV[1] then return 1 end
+redis.call('DEL', KEYS[3])
+return 0
+""")
+
 # Ends a stay and answers how many rings came meanwhile that nobody has answered. If another listens now they are its.
 LEAVE = Script("""
 local listener = redis.call('GET', KEYS[2])
@@ -116,14 +125,19 @@ class RedisBell:
         self._breaker = breaker
         self._answered = False
         self._refused = False
+        self._token = uuid4().hex
         self._wire = place.wire(seconds=timeout_seconds)
         self._waiting = place.wire(seconds=LONGEST_WAIT_SECONDS + timeout_seconds)
 
-    def answer(self) -> None:
-        """Answer the bell: called before a run looks at the table, never after. What rings later rings anew."""
+    def answer(self) -> bool:
+        """Answer the bell: called before a run looks at the table, never after. What rings later rings anew.
+
+        Returns whether another run listens, whose rings are left to it.
+        """
         answered, self._answered = self._answered, False
-        if not answered:
-            self._breaker.attempt(lambda: self._wire.command("DEL", self._place.pending, self._place.bell), otherwise=0)
+        if answered:
+            return False
+        return self._breaker.attempt(lambda: bool(self._wire.run(ANSWER, self._keys, self._token)), otherwise=False)
 
     def stay(self) -> "RedisStay":
         """Return a stay that has not begun; it begins with its first `wait`."""
@@ -134,7 +148,7 @@ class RedisBell:
         self._wire.close()
         self._waiting.close()
 
-    def enter(self, token: str) -> int:
+    def enter(self) -> int:
         """Listen from now on; returns how many rings nobody has answered, or -1 if another listens or Redis fails.
 
         -1 for good once Redis has refused to have this bell waited for.
@@ -142,16 +156,18 @@ class RedisBell:
         if self._refused:
             return -1
         milliseconds = round(LISTENING_SECONDS * 1000)
-        return self._breaker.attempt(lambda: int(self._wire.run(ENTER, self._keys, token, milliseconds)), otherwise=-1)
+        return self._breaker.attempt(
+            lambda: int(self._wire.run(ENTER, self._keys, self._token, milliseconds)), otherwise=-1
+        )
 
     def hear(self, seconds: float) -> bool:
         """Wait for a ring, for so many seconds at most; returns whether one came. Hearing it has answered it."""
         bounded = min(max(seconds, 0.001), LONGEST_WAIT_SECONDS)  # 0 would be for ever
         return self._breaker.attempt(lambda: self._pop(bounded), otherwise=False)
 
-    def leave(self, token: str) -> bool:
+    def leave(self) -> bool:
         """Listen no more; returns whether a ring came that nobody has answered."""
-        return self._breaker.attempt(lambda: bool(self._wire.run(LEAVE, self._keys, token)), otherwise=False)
+        return self._breaker.attempt(lambda: bool(self._wire.run(LEAVE, self._keys, self._token)), otherwise=False)
 
     def take_as_answered(self) -> None:
         """Spare the next answer: it has been given, and nothing was looked at since."""
@@ -180,7 +196,6 @@ class RedisStay:
     def __init__(self, bell: RedisBell) -> None:
         self.missed = False
         self._bell = bell
-        self._token = uuid4().hex
         self._renew_at: Deadline | None = None
 
     def wait(self, seconds: float) -> bool:
@@ -190,7 +205,7 @@ class RedisStay:
         """
         unanswered = 0
         if self._renew_at is None or self._renew_at.passed:
-            unanswered = self._bell.enter(self._token)
+            unanswered = self._bell.enter()
             self._renew_at = None if unanswered < 0 else Deadline.after(RENEW_SECONDS)
         rung = unanswered > 0 or (unanswered == 0 and (self._bell.hear(seconds) or self._leave()))
         if rung:
@@ -208,7 +223,7 @@ class RedisStay:
 
     def _leave(self) -> bool:
         self._renew_at = None
-        return self._bell.leave(self._token)
+        return self._bell.leave()
 
 
 def _is_failover(error: redis.ResponseError) -> bool:

@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 LONGEST_REST_SECONDS = 5.0
 """However long a tick is: after this a lost ring is no longer waited for, and a service that failed is tried again."""
 
+RING_EVERY_SECONDS = 0.004
+"""How often a listener rings at most: a run that stays looks no more often."""
+
 MESSAGE_EVERY_SECONDS = 0.1
 """How often a listener without a bell sends a message at most: it cannot know whether the last one was answered."""
 
@@ -48,7 +51,7 @@ def rings(app: Celery, settings: Settings) -> Rings:
 
 def listener(app: Celery, settings: Settings) -> Listener:
     """Return what rings for PostgreSQL's notifications."""
-    pause = 0 if has_bell(app, settings) else MESSAGE_EVERY_SECONDS
+    pause = RING_EVERY_SECONDS if has_bell(app, settings) else MESSAGE_EVERY_SECONDS
     return Listener(settings, rings(app, settings).ring, pause_seconds=pause)
 
 

@@ -33,6 +33,7 @@ from support.relaying import (
     put,
     relay,
     relay_settings,
+    results_of,
     rows,
     states,
     table,
@@ -42,7 +43,7 @@ from outbox_tasks.relay.dispatch import dispatch
 from outbox_tasks.relay.result import Status
 from outbox_tasks.relay.retry import retry
 from outbox_tasks.runtime import Runtime, StopFlag
-from outbox_tasks.store import events
+from outbox_tasks.store import events, leases
 from outbox_tasks.store.horizon import Horizon
 from outbox_tasks.testing.services import ApacheKafka, Broker
 
@@ -349,6 +350,42 @@ def test_a_key_freed_in_the_midst_of_a_run_keeps_its_order(database_url: str, ta
             dispatch(ports)
         publisher.close()
     assert payloads(consume_all(tansu.bootstrap_servers, topic)) == {"7": list(range(6))}
+
+
+# how much a look takes
+
+
+def test_where_little_waits_a_look_takes_all_shards(
+    database_url: str, tansu: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a look that took little the next takes every shard in which something is pending."""
+    topic = new_topic(tansu)
+    keys = list(key_by_shard(database_url, 20).values())
+    put(database_url, *numbered(keys, each=1))
+    claims = results_of(monkeypatch, leases, "claim")
+    with relay(relay_settings(database_url, tansu, shards_per_run=4, routes={"order": topic})) as ports:
+        assert dispatch(ports).published == 20
+    assert [len(claim.floors) for claim in claims] == [4, 16, 0]
+
+
+def test_a_backlog_is_shared_though_a_run_took_all_shards(
+    database_url: str, tansu: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a look that took every shard finds a backlog, it takes one batch and gives them back: others may help."""
+    topic = new_topic(tansu)
+    keys = list(key_by_shard(database_url, 3).values())
+    settings = relay_settings(database_url, tansu, shards_per_run=1, batch_size=10, routes={"order": topic})
+    put(database_url, *numbered(keys[:1], each=1))
+    backlogs = iter([numbered(keys, each=20, start=1)])
+    publisher = Interrupted(settings, before=lambda: put(database_url, *next(backlogs, ())))
+    claims = results_of(monkeypatch, leases, "claim")
+    with relay(settings, publisher=publisher) as ports:
+        assert dispatch(ports).published == 61
+    publisher.close()
+    assert [len(claim.floors) for claim in claims] == [1, 3, 1, 1, 1, 0]
+    assert claims[1].more is False
+    found = payloads(consume_all(tansu.bootstrap_servers, topic))
+    assert found == {key: list(range(0 if key == keys[0] else 1, 21)) for key in keys}
 
 
 # ends

@@ -1,7 +1,7 @@
 """A run that stays: what is rung for goes out in the same run, one look a ring, and at its end nothing is left."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from support.relaying import new_topic, put, relay, relay_settings, states
+from support.relaying import new_topic, put, relay, relay_settings, results_of, states
 from support.waiting import until
 from support.waking import keys, messages, service
 from support.workers import redis_url_of_its_own
@@ -84,19 +84,6 @@ def stayer(app: Celery, redis_url: str, database_url: str, tansu: TansuBroker) -
         yield given
 
 
-def count(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[Any]:
-    """Have what every call of a function returns noted from now on."""
-    results: list[Any] = []
-    function: Callable[..., Any] = getattr(owner, name)
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        results.append(function(*arguments, **named))
-        return results[-1]
-
-    monkeypatch.setattr(owner, name, counted)
-    return results
-
-
 def test_a_run_that_stays_publishes_what_is_rung_for(stayer: Stayer) -> None:
     """Events that are rung for while a run stays go out in that run, and no message is sent for them."""
     for published in range(2, 6):
@@ -109,7 +96,7 @@ def test_a_run_that_stays_publishes_what_is_rung_for(stayer: Stayer) -> None:
 
 def test_a_ring_is_one_look(stayer: Stayer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that hears the bell looks at the table once for it, and once more when it leaves."""
-    claims = count(monkeypatch, leases, "claim")
+    claims = results_of(monkeypatch, leases, "claim")
     for published in range(2, 6):
         stayer.put()
         wake()
@@ -147,6 +134,23 @@ def test_a_ring_that_another_run_answered_is_not_lost(
     assert stayer.result() == Result(status=Status.DONE, published=3)
 
 
+def test_a_run_beside_one_that_stays_looks_once(
+    stayer: Stayer, app: Celery, monkeypatch: pytest.MonkeyPatch, database_url: str, tansu: TansuBroker
+) -> None:
+    """A run that starts while another stays publishes what there is and leaves the rest to the one that listens."""
+    claims = results_of(monkeypatch, leases, "claim")
+    stayer.put()
+    settings = relay_settings(database_url, tansu)
+    with closing(parts.bell(app, worker.settings_of(app))) as bell, relay(settings, owner="other") as ports:
+        assert dispatch(replace(ports, bell=bell), limit=LIMIT) == Result(status=Status.DONE, published=1)
+        assert [len(claim.floors) for claim in claims] == [1]
+    stayer.put()
+    wake()
+    stayer.await_listening(published=3)
+    assert stayer.result().published == 2
+    assert stayer.messages == 0
+
+
 def test_a_run_that_is_asked_to_stop_does_not_stay(stayer: Stayer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is asked to stop while it publishes what it was rung for does not wait for another ring."""
     settled = settle.settle_published
@@ -156,7 +160,7 @@ def test_a_run_that_is_asked_to_stop_does_not_stay(stayer: Stayer, monkeypatch: 
         return settled(*arguments, **named)
 
     monkeypatch.setattr(batches, "settle_published", stopping)
-    waits = count(monkeypatch, RedisStay, "wait")
+    waits = results_of(monkeypatch, RedisStay, "wait")
     stayer.put()
     wake()
     assert stayer.result() == Result(status=Status.STOPPED, published=2)

@@ -200,6 +200,22 @@ def test_one_run_stays_at_a_time(app: Celery, url: str) -> None:
         assert waiting.result() is True
 
 
+def test_another_run_leaves_its_rings_to_the_one_that_stays(app: Celery) -> None:
+    """A run that answers the bell while another stays is told so, and what rang for that one it still hears."""
+    with closing(new_bell(app)) as first, closing(new_bell(app)) as second:
+        assert first.answer() is False
+        wake()
+        with first.stay() as stay:
+            assert stay.wait(1) is True
+            first.answer()
+            wake()
+            assert second.answer() is True
+            assert stay.wait(1) is True
+            first.answer()
+        assert stay.missed is False
+        assert second.answer() is False
+
+
 def test_a_run_that_leaves_is_told_of_a_ring(app: Celery, url: str) -> None:
     """A run that leaves is told of a ring that counted on it, and sent no message: somebody else has to look."""
     with closing(new_bell(app)) as bell:

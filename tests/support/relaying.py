@@ -10,6 +10,7 @@ from typing import Any, cast
 from uuid import UUID, uuid4
 
 import psycopg
+import pytest
 from psycopg import sql
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
@@ -327,3 +328,16 @@ def ports_without_database(settings: Settings, publisher: Publisher, *, stopping
     """Return what the pure part of a run works with: it has no connection to use."""
     nothing = cast("Connection", None)
     return Ports(connection=nothing, publisher=publisher, settings=settings, owner="", stopping=stopping)
+
+
+def results_of(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[Any]:
+    """Have what every call of a function returns noted from now on."""
+    results: list[Any] = []
+    function: Callable[..., Any] = getattr(owner, name)
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        results.append(function(*arguments, **named))
+        return results[-1]
+
+    monkeypatch.setattr(owner, name, counted)
+    return results
