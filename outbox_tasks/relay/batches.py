@@ -97,6 +97,7 @@ class Work:
 
     def conclude(self, batch: Batch, fate: Fate) -> bool:
         """Take in what became of a batch; says whether all of it was published, so that what follows may be sent."""
+        self.lease.batches += 1
         whole = len(fate.published) == len(batch.events) and fate.down is None
         if whole:
             self._unsettled = batch

@@ -61,8 +61,8 @@ def dispatch(
 def _run(ports: Ports, run_end: Deadline, wake_another: Callable[[], None], patience: Patience) -> Result:
     """Claim and work until nothing is left and nothing more comes.
 
-    Where little was waiting the next look takes whatever shards there are, but of them one batch: so a burst is one
-    look, and a backlog is still shared with other runs.
+    Where one batch emptied the shards the next look takes whatever shards there are, but of them one batch: so a burst
+    is one look, and a backlog is still shared with other runs.
     """
     result, first, wide = Result(), True, False
     while not run_end.passed and not ports.stopping():
@@ -71,10 +71,10 @@ def _run(ports: Ports, run_end: Deadline, wake_another: Callable[[], None], pati
         if found:
             if more and first:
                 wake_another()
-            first, before = False, result.handled
+            first = False
             result, down = _work(lease, result, ports, run_end, once=wide)
             more = more or bool(lease.floors)
-            wide = not lease.floors and result.handled - before < ports.settings.batch_size / 2
+            wide = lease.batches == 1 and not lease.floors
             if down is not None and not ports.stopping():
                 return stopped_by(result, down)
         if not patience.look_again(found=found, more=more, published=bool(result.published)):

@@ -13,7 +13,8 @@ class Lease:
 
     A floor is not just the last id that was published: a transaction may draw its first id before that one, commit
     later, and its first event must not be passed over. So it rises no higher than the horizon.
-    `shaken` are the shards an earlier run died with, `deadly` those that may have been the cause.
+    `shaken` are the shards an earlier run died with, `deadly` those that may have been the cause; `batches` is how
+    many were published of it.
     """
 
     token: UUID
@@ -21,6 +22,7 @@ class Lease:
     end: Deadline
     shaken: frozenset[int] = frozenset()
     deadly: frozenset[int] = frozenset()
+    batches: int = 0
 
     def keep(self, shards: Collection[int]) -> None:
         """Forget all shards but these."""

@@ -28,11 +28,6 @@ class Result:
     held: int = 0
     reason: str | None = None
 
-    @property
-    def handled(self) -> int:
-        """How many events were published, refused or held."""
-        return self.published + self.refused + self.held
-
     def counting(self, *, published: int, refused: int) -> "Result":
         """Return this result with so many more events."""
         return replace(self, published=self.published + published, refused=self.refused + refused)

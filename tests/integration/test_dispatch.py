@@ -358,7 +358,7 @@ def test_a_key_freed_in_the_midst_of_a_run_keeps_its_order(database_url: str, ta
 def test_where_little_waits_a_look_takes_all_shards(
     database_url: str, tansu: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a look that took little the next takes every shard in which something is pending."""
+    """After a look whose shards one batch emptied the next takes every shard in which something is pending."""
     topic = new_topic(tansu)
     keys = list(key_by_shard(database_url, 20).values())
     put(database_url, *numbered(keys, each=1))
