@@ -48,8 +48,11 @@ class Bell(Protocol):
     def answer(self) -> bool:
         """Answer the bell. A run does so before it looks at the table: what is committed after that rings anew.
 
-        Returns whether another run listens: what rings from here on it hears, or somebody is sent for.
+        Returns whether another run listens, whose rings are left to it.
         """
+
+    def hand_over(self) -> bool:
+        """Have another run that listens look at the table, after this one gave its shards back; False: none does."""
 
     def stay(self) -> Stay:
         """Return a stay, for a run that found nothing more to claim."""
@@ -64,6 +67,9 @@ class _Silence:
     missed = False
 
     def answer(self) -> bool:
+        return False
+
+    def hand_over(self) -> bool:
         return False
 
     def stay(self) -> Self:

@@ -34,13 +34,14 @@ def dispatch(
 ) -> Result:
     """Publish pending events, in order per key, until nothing is pending or `outbox_run_seconds` are over.
 
-    `seconds` makes the run shorter. A run that published something may stay for more.
+    `seconds` makes the run shorter. A run that published something may stay for more; where another stays already, it
+    leaves the rest to that one.
 
     It answers the bell before it first looks at the table, and whenever it heard it. What rings while it works is left
     to the message that was sent for it, or to the stay: else there would be a message for every claim of a long run.
 
-    `wake_another` is called before work starts where more is pending than this run took, and at the end where
-    time ran out before the work did.
+    `wake_another` is called before work starts where more is pending than this run took, once a run, and at the end
+    where time ran out before the work did.
 
     Raises:
         psycopg.Error: the database went away; leases still held end by themselves.
@@ -52,29 +53,32 @@ def dispatch(
         return stopped_by(Result(), down)
     covered = ports.bell.answer()
     with ports.bell.stay() as stay:
-        result = _run(ports, run_end, wake_another, Patience(ports, stay, limit, end=run_end, covered=covered))
+        patience = Patience(ports, stay, limit, end=run_end)
+        result = _run(ports, run_end, wake_another, patience, wide=covered)
     if stay.missed and not ports.stopping():
         wake_another()
     return result
 
 
-def _run(ports: Ports, run_end: Deadline, wake_another: Callable[[], None], patience: Patience) -> Result:
-    """Claim and work until nothing is left and nothing more comes.
+def _run(
+    ports: Ports, run_end: Deadline, wake_another: Callable[[], None], patience: Patience, *, wide: bool
+) -> Result:
+    """Claim and work until nothing is left and nothing more comes, or another run listens.
 
-    Where one batch emptied the shards the next look takes whatever shards there are, but of them one batch: so a burst
-    is one look, and a backlog is still shared with other runs.
+    A `wide` look takes whatever shards there are, but of them one batch: so a burst is one look, and a backlog is still
+    shared with other runs. The next look is wide where one batch emptied the shards of the last.
     """
-    result, first, wide = Result(), True, False
+    result, alone = Result(), True
     while not run_end.passed and not ports.stopping():
-        lease, more = _claim(ports, shards=SHARDS if wide else ports.settings.shards_per_run)
+        lease, more = _claim(ports, wide=wide)
         found = bool(lease.floors)
         if found:
-            if more and first:
+            if more and alone:
                 wake_another()
-            first = False
+                alone = False
             result, down = _work(lease, result, ports, run_end, once=wide)
             more = more or bool(lease.floors)
-            wide = lease.batches == 1 and not lease.floors
+            wide = lease.batches == 1 and not lease.floors and not lease.shaken
             if down is not None and not ports.stopping():
                 return stopped_by(result, down)
         if not patience.look_again(found=found, more=more, published=bool(result.published)):
@@ -84,15 +88,18 @@ def _run(ports: Ports, run_end: Deadline, wake_another: Callable[[], None], pati
     return replace(result, status=Status.STOPPED if ports.stopping() else Status.MORE)
 
 
-def _claim(ports: Ports, *, shards: int) -> tuple[Lease, bool]:
-    """Claim up to so many shards; says whether there were more. The end of the lease counts from before the claim."""
+def _claim(ports: Ports, *, wide: bool) -> tuple[Lease, bool]:
+    """Claim shards; says whether others were left. The end of the lease counts from before the claim is sent.
+
+    A wide claim takes no more than a batch has events.
+    """
     settings, token = ports.settings, ports.new_token()
     end = ports.deadline(settings.lease_seconds - LEASE_MARGIN_SECONDS)
     claim = leases.claim(
         ports.connection,
         token=token,
         owner=ports.owner,
-        limit=shards,
+        limit=max(settings.shards_per_run, min(settings.batch_size, SHARDS)) if wide else settings.shards_per_run,
         seconds=settings.lease_seconds,
     )
     ports.horizon.see(claim.seen)

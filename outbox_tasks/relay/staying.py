@@ -19,17 +19,13 @@ class StayLimit:
 
 
 class Patience:
-    """Decides after each look at the table whether the run looks again, and when.
+    """Decides after each look at the table whether the run looks again, and when."""
 
-    `covered`: another run listened when this one answered the bell.
-    """
-
-    def __init__(self, ports: Ports, stay: Stay, limit: StayLimit, *, end: Deadline, covered: bool) -> None:
+    def __init__(self, ports: Ports, stay: Stay, limit: StayLimit, *, end: Deadline) -> None:
         self._ports = ports
         self._stay = stay
         self._seconds = limit.seconds
         self._end = end.within(limit.longest_seconds if limit.seconds else 0)
-        self._covered = covered
         self._gathered = ports.deadline(0)
         self._rung = False
         self._over = False
@@ -37,15 +33,15 @@ class Patience:
     def look_again(self, *, found: bool, more: bool, published: bool) -> bool:
         """Say whether to look again after a look that `found` something, and left `more` to others; waits if need be.
 
-        That nothing is left a look tells that finds nothing. But once a ring was heard the next ring tells of what
-        comes, and the run looks a last time when it leaves, for events nobody rings for. And where another run
-        listens, one look is enough.
+        Whoever gives shards back has somebody look after that: another may have heard of an event there, and could not
+        claim it. So a run looks until it finds nothing. But once a ring was heard the next ring tells of what comes,
+        and the last look is made on leaving; and where another run listens, that one looks.
         """
         if self._ports.stopping() or more:
             return found
         if found and not self._rung:
             self._gather()
-            return not self._covered
+            return not self._ports.bell.hand_over()
         self._rung = published and self._heard()
         return found or self._rung
 

@@ -60,8 +60,20 @@ ANSWER = Script("""
 redis.call('DEL', KEYS[1])
 local listener = redis.call('GET', KEYS[2])
 if listener and listener ~= ARGV[1] then return 1 end
-redis.call('DEL', KEYS[3])
+redis.call('DEL', KEYS[2], KEYS[3])
 return 0
+""")
+
+# Rings for another run that listens, if there is one, and answers whether there is. ARGV: this one, and for how long
+# the ring is believed to be heard, in milliseconds.
+HAND_OVER = Script("""
+local listener = redis.call('GET', KEYS[2])
+if not listener or listener == ARGV[1] then return 0 end
+if redis.call('LLEN', KEYS[3]) == 0 then
+    redis.call('RPUSH', KEYS[3], 1)
+    redis.call('PEXPIRE', KEYS[3], ARGV[2])
+end
+return 1
 """)
 
 # Ends a stay and answers how many rings came meanwhile that nobody has answered. If another listens now they are its.
@@ -138,6 +150,13 @@ class RedisBell:
         if answered:
             return False
         return self._breaker.attempt(lambda: bool(self._wire.run(ANSWER, self._keys, self._token)), otherwise=False)
+
+    def hand_over(self) -> bool:
+        """Have another run that listens look at the table; returns whether there is one."""
+        milliseconds = round(LISTENING_SECONDS * 1000)
+        return self._breaker.attempt(
+            lambda: bool(self._wire.run(HAND_OVER, self._keys, self._token, milliseconds)), otherwise=False
+        )
 
     def stay(self) -> "RedisStay":
         """Return a stay that has not begun; it begins with its first `wait`."""

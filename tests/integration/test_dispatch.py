@@ -579,20 +579,21 @@ def test_a_run_that_loses_its_database_is_made_good_by_the_next(database_url: st
 def test_a_run_leaves_what_others_hold(database_url: str, tansu: Broker) -> None:
     """A run publishes nothing of a shard that another run has leased."""
     topic = new_topic(tansu)
-    first, second = put(database_url, *numbered(["1", "3"], each=1, topic=topic))
-    theirs = rows(database_url, "SELECT shard FROM outbox WHERE event_id = %s", first)[0]["shard"]
+    (theirs, held), (_, free) = key_by_shard(database_url, 2).items()
+    settings = relay_settings(database_url, tansu, routes={"order": topic})
+    _, second = put(database_url, *numbered([held, free], each=1))
     execute(
         database_url,
         "UPDATE outbox_shard SET lease_token = gen_random_uuid(), lease_owner = 'other',"
         " leased_until = clock_timestamp() + interval '1 hour' WHERE shard = %s",
         theirs,
     )
-    with relay(relay_settings(database_url, tansu)) as ports:
+    with relay(settings) as ports:
         assert dispatch(ports).published == 1
     published = rows(database_url, "SELECT event_id FROM outbox WHERE state = 'published'")
     assert [row["event_id"] for row in published] == [second]
     end_leases(database_url)
-    with relay(relay_settings(database_url, tansu)) as ports:
+    with relay(settings) as ports:
         assert dispatch(ports).published == 1
 
 

@@ -143,11 +143,39 @@ def test_a_run_beside_one_that_stays_looks_once(
     settings = relay_settings(database_url, tansu)
     with closing(parts.bell(app, worker.settings_of(app))) as bell, relay(settings, owner="other") as ports:
         assert dispatch(replace(ports, bell=bell), limit=LIMIT) == Result(status=Status.DONE, published=1)
-        assert [len(claim.floors) for claim in claims] == [1]
+        assert [len(claim.floors) for claim in claims if claim.floors] == [1]
     stayer.put()
     wake()
     stayer.await_listening(published=3)
     assert stayer.result().published == 2
+    assert stayer.messages == 0
+
+
+def test_what_comes_to_a_shard_of_a_run_that_leaves(
+    stayer: Stayer, app: Celery, monkeypatch: pytest.MonkeyPatch, database_url: str, tansu: TansuBroker
+) -> None:
+    """An event whose ring is heard while a run that is about to leave still holds its shard goes out without a tick."""
+    claims = results_of(monkeypatch, leases, "claim")
+    settled = settle.settle_published
+
+    def meanwhile(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(batches, "settle_published", settled)
+        seen = len(claims)
+        stayer.put()
+        wake()
+        until(lambda: len(claims) > seen, "the one that stays has looked")
+        assert claims[-1].floors == {}
+        return settled(*arguments, **named)
+
+    stayer.put()
+    with (
+        closing(parts.bell(app, worker.settings_of(app))) as bell,
+        relay(relay_settings(database_url, tansu), owner="other") as ports,
+    ):
+        monkeypatch.setattr(batches, "settle_published", meanwhile)
+        assert dispatch(replace(ports, bell=bell), limit=LIMIT).published == 1
+    assert stayer.result().published == 2
+    assert states(database_url) == ["published"] * 3
     assert stayer.messages == 0
 
 
