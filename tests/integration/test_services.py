@@ -40,10 +40,11 @@ from outbox_tasks.testing.services.places import LOOPBACK
 
 # A program that starts servers, names their processes, and waits to be killed.
 PARENT = """
-import sys
+import signal, sys
 from pathlib import Path
 from outbox_tasks.testing.services import PostgresServer, RedisServer, TansuBroker
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs have it ignored
 directory = Path(sys.argv[1])
 kinds = {"postgres": PostgresServer, "redis": RedisServer, "tansu": TansuBroker}
 servers = [kind(directory / name) for name, kind in kinds.items()]
