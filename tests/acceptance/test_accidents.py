@@ -17,19 +17,10 @@ from support.patience import PatientWriters
 from support.waking import service
 from support.workers import Deployment, fleet
 
-from outbox_tasks.schema import migrate
-from outbox_tasks.testing.services import ApacheKafka, PostgresServer, RedisServer, scratch_directory
+from outbox_tasks.testing.services import ApacheKafka, PostgresServer, RedisServer
 
 ACCIDENTS = int(os.environ.get("TEST_ACCIDENTS", "12"))
 SEED = int(os.environ.get("TEST_SEED", "0")) or random.randrange(1, 1_000_000)  # noqa: S311 - told when it fails
-
-
-@pytest.fixture
-def own_postgres() -> Iterator[PostgresServer]:
-    """Run a migrated PostgreSQL that the test may break."""
-    with scratch_directory("outbox-test-") as directory, PostgresServer(directory / "postgres") as server:
-        migrate.upgrade(server.url())
-        yield server
 
 
 @pytest.fixture

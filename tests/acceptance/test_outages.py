@@ -1,8 +1,6 @@
 """Outages: what the relay stands on goes away and comes back; work resumes without a restart of anything of ours."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -12,26 +10,10 @@ from support.judging import judge, states
 from support.workers import Deployment, fleet
 from support.writers import Load, write
 
-from outbox_tasks.schema import migrate
-from outbox_tasks.testing.services import ApacheKafka, PostgresServer, RedisServer, scratch_directory
+from outbox_tasks.testing.services import ApacheKafka, PostgresServer, RedisServer
 
 SMALL_BATCHES = {"batch_size": 20}
 """So that there is a middle to be caught in."""
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """Hold servers of this test alone, which it may break."""
-    with scratch_directory("outbox-test-") as directory:
-        yield directory
-
-
-@pytest.fixture
-def own_postgres(directory: Path) -> Iterator[PostgresServer]:
-    """Run a migrated PostgreSQL that the test may break."""
-    with PostgresServer(directory / "postgres") as server:
-        migrate.upgrade(server.url())
-        yield server
 
 
 def blocked_keys(database_url: str) -> int:

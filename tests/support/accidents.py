@@ -4,12 +4,14 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 
 import psutil
 import psycopg
 
 from outbox_tasks.testing.services import ApacheKafka, PostgresServer, RedisServer
 from support.families import is_alive
+from support.leases import database_time
 from support.waiting import until
 from support.workers import CeleryProcess, Fleet
 
@@ -58,8 +60,7 @@ class World:
         child = self._any_child()
         with suppress(psutil.NoSuchProcess):
             child.suspend()
-        began = self._now()
-        until(lambda: self._now() - began > LEASE_SECONDS + 1, "its leases have ended")
+        self._wait(LEASE_SECONDS + 1)
         with suppress(psutil.NoSuchProcess):
             child.resume()
 
@@ -109,15 +110,13 @@ class World:
 
     def _freeze(self, server: RedisServer | ApacheKafka, *, seconds: float) -> None:
         server.freeze()
-        began = self._now()
-        until(lambda: self._now() - began > seconds, "the time of the outage has passed")
+        self._wait(seconds)
         server.thaw()
 
-    def _now(self) -> float:
-        with psycopg.connect(self.postgres.url()) as connection:
-            found = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
-        assert found is not None
-        return float(found[0])
+    def _wait(self, seconds: float) -> None:
+        """Let so much time pass by the database's clock, which leases go by."""
+        end = database_time(self.postgres.url()) + timedelta(seconds=seconds)
+        until(lambda: database_time(self.postgres.url()) > end, "the time has passed")
 
     @property
     def ways(self) -> list[Callable[[], None]]:
